@@ -1,0 +1,293 @@
+"""The kinds of writes, and what each of them decides on the rows of its group.
+
+A write says first what it needs to see, then either changes the group's state or raises before it
+changed anything. Payloads are serialized in the caller, so a message that can't be is the caller's
+error alone.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import Generic, NamedTuple, TypeVar
+
+from sqlalchemy import Executable
+
+from a2a_grpc import pb
+from a2a_grpc.storage import statements
+from a2a_grpc.storage.base import (
+    Commit,
+    FenceLostError,
+    Operation,
+    OperationState,
+    Outcome,
+    Scope,
+    VersionConflictError,
+    check_related,
+    finished_task_outcome,
+)
+from a2a_grpc.storage.group import Group, Values, Wanted
+from a2a_grpc.storage.rows import SNAPSHOT_FLOOR, TaskRow, column_time
+from a2a_grpc.task import TERMINAL_STATES, LogEntry, event_entry, message_entry
+
+ResultT = TypeVar("ResultT")
+
+
+class Write(ABC, Generic[ResultT]):
+    """One caller's write."""
+
+    __slots__ = ()
+
+    @property
+    def size(self) -> int:
+        """About how many bytes it writes, where that can be much."""
+        return 0
+
+    def collect(self, wanted: Wanted) -> None:
+        """Name what `apply` needs to see."""
+
+    @abstractmethod
+    def apply(self, group: Group) -> ResultT:
+        """Change the group's state, or raise a StorageError or A2AError and change nothing."""
+
+
+@dataclass(slots=True)
+class SavePushConfig(Write[None]):
+    """Create or replace a push configuration; its cursor starts at the task's newest event."""
+
+    values: Values
+
+    def collect(self, wanted: Wanted) -> None:
+        wanted.tasks.add(self.values["task_id"])
+
+    def apply(self, group: Group) -> None:
+        task_id = self.values["task_id"]
+        row = group.tasks.get(task_id)
+        delivered = 0 if row is None else row.sequence
+        values = {**self.values, "delivered": delivered}
+        group.push(statements.put_push_config, task_id, values)
+
+
+@dataclass(slots=True)
+class ChangePushConfig(Write[None]):
+    """Run an update or a deletion of a push configuration."""
+
+    statement: Executable
+    task_id: str
+    values: Values
+
+    def apply(self, group: Group) -> None:
+        group.push(self.statement, self.task_id, self.values)
+
+
+@dataclass(slots=True)
+class Admit(Write[Operation]):
+    """Record an operation, unless there is a duplicate."""
+
+    operation: Operation
+    request: Values
+    duplicates_since: float | None
+    push_config: SavePushConfig | None
+
+    @property
+    def size(self) -> int:
+        return len(self.request["request"])
+
+    def collect(self, wanted: Wanted) -> None:
+        wanted.operations.add(self.operation.id)
+        if self.duplicates_since is not None and self.operation.deduplication_key:
+            wanted.deduplication_keys.add(self.operation.deduplication_key)
+        if self.push_config is not None:
+            self.push_config.collect(wanted)
+
+    def apply(self, group: Group) -> Operation:
+        # A caller may try again what it got no answer to.
+        known = group.operations.get(self.operation.id)
+        if known is None and self.duplicates_since is not None:
+            known = group.newest_by_key.get(self.operation.deduplication_key)
+            if known is not None and known.operation.created_at < self.duplicates_since:
+                known = None
+        if known is not None:
+            return replace(known.operation)
+        group.admit(replace(self.operation), self.request)
+        if self.push_config is not None:
+            self.push_config.apply(group)
+        return self.operation
+
+
+@dataclass(slots=True)
+class FinishOperation(Write[None]):
+    """End an operation outside any turn."""
+
+    operation_id: str
+    outcome: Outcome
+
+    def apply(self, group: Group) -> None:
+        group.finish(self.operation_id, self.outcome)
+
+
+class StartedTurn(NamedTuple):
+    """A turn that was started; `version` is the task's, with the message in its history."""
+
+    operation: Operation
+    fence: int
+    version: int
+
+
+@dataclass(slots=True)
+class StartTurn(Write[StartedTurn | None]):
+    """Begin an attempt at an operation."""
+
+    operation_id: str
+
+    def collect(self, wanted: Wanted) -> None:
+        wanted.operations.add(self.operation_id)
+
+    def apply(self, group: Group) -> StartedTurn | None:
+        found = group.operations.get(self.operation_id)
+        if found is None or found.operation.state is OperationState.DONE:
+            return None
+        operation = found.operation
+        row = group.tasks.get(operation.task_id)
+        if row is None:
+            row = group.add_task(operation.task_id, operation.context_id, operation.scope)
+        elif row.state in TERMINAL_STATES:
+            group.finish(operation.id, finished_task_outcome(row.head, operation.attempts))
+            return None
+        # The Task that a first attempt created has the message already.
+        if row.version and not operation.attempts:
+            message = operation.request.message
+            entry = message_entry(message, version=row.version + 1, sequence=row.sequence)
+            group.append(row, [entry])
+        group.start(found)
+        row.fence += 1
+        row.running = True
+        group.touch(row)
+        return StartedTurn(replace(operation), row.fence, row.version)
+
+
+class CommitTask(Write[None]):
+    """Apply a commit."""
+
+    __slots__ = ("commit", "related")
+
+    def __init__(self, commit: Commit) -> None:
+        self.commit = commit
+        self.related = [
+            (task, event_entry(pb.StreamResponse(task=task), version=1, sequence=1))
+            for task in commit.related
+        ]
+
+    @property
+    def size(self) -> int:
+        entries = (*self.commit.entries, *(entry for _, entry in self.related))
+        return sum(len(entry.payload) for entry in entries)
+
+    def collect(self, wanted: Wanted) -> None:
+        wanted.tasks.add(self.commit.task_id)
+        wanted.tasks.update(task.id for task, _ in self.related)
+
+    def apply(self, group: Group) -> None:
+        commit = self.commit
+        row = group.tasks.get(commit.task_id)
+        self._check(group, row)
+        if commit.entries:
+            if row is None:
+                row = group.add_task(commit.task_id, commit.context_id, commit.scope)
+            row.state, row.status_at = commit.state, column_time(commit.status_at)
+            group.append(row, commit.entries)
+        for task, entry in self.related:
+            self._store_related(group, task, entry)
+        for operation_id, outcome in commit.finished:
+            group.finish(operation_id, outcome)
+        if commit.ends_turn and row is not None:
+            # A row that was never created stays with its fence, so that a late commit of this turn
+            # does not pass for one of the next.
+            row.running = False
+            group.touch(row)
+
+    def _check(self, group: Group, row: TaskRow | None) -> None:
+        commit = self.commit
+        task_id = commit.task_id
+        if commit.fence:
+            if row is None or not row.running or row.fence != commit.fence:
+                raise FenceLostError(f"the turn no longer holds task {task_id!r}")
+        elif row is not None and row.running:
+            raise FenceLostError(f"a turn holds task {task_id!r}")
+        version = 0 if row is None else row.version
+        if version != commit.expected_version:
+            raise VersionConflictError(
+                f"task {task_id!r} is at version {version}, not {commit.expected_version}"
+            )
+        if commit.entries and row is not None and row.state in TERMINAL_STATES:
+            raise VersionConflictError(f"task {task_id!r} has ended")
+        for task, _ in self.related:
+            other = group.tasks.get(task.id)
+            owner, running = (other.scope, other.running) if other else (None, False)
+            check_related(task, commit.task_id, commit.scope, owner, running)
+
+    def _store_related(self, group: Group, task: pb.Task, entry: LogEntry) -> None:
+        earlier = group.tasks.get(task.id)
+        if earlier is not None:
+            group.drop_task(earlier)
+        row = group.add_task(task.id, task.context_id, self.commit.scope)
+        row.state = task.status.state
+        row.status_at = column_time(task.status.timestamp.ToNanoseconds())
+        group.append(row, [entry])
+
+
+@dataclass(slots=True)
+class PutSnapshot(Write[None]):
+    """Store a task's snapshot, folded from its log.
+
+    `log_bytes` are those of the log up to `version`. With `keep_entries` the log is forgotten as
+    far as the snapshot replaces it, but for that many of its newest entries.
+    """
+
+    task_id: str
+    number: int
+    version: int
+    sequence: int
+    log_bytes: int
+    body: bytes
+    artifacts: bytes
+    keep_entries: int | None
+
+    @property
+    def size(self) -> int:
+        return len(self.body) + len(self.artifacts)
+
+    def collect(self, wanted: Wanted) -> None:
+        wanted.tasks.add(self.task_id)
+
+    def apply(self, group: Group) -> None:
+        row = group.tasks.get(self.task_id)
+        if row is None or row.number != self.number:
+            return  # forgotten meanwhile
+        row.renew_at = self.log_bytes + max(SNAPSHOT_FLOOR, self.size)
+        values = {
+            "version": self.version,
+            "sequence": self.sequence,
+            "body": self.body,
+            "artifacts": self.artifacts,
+        }
+        forget_upto = 0
+        if self.keep_entries is not None:
+            forget_upto = min(self.version, row.version - self.keep_entries)
+        group.put_snapshot(row, values, forget_upto=forget_upto)
+
+
+@dataclass(slots=True)
+class PutContext(Write[None]):
+    """Keep a context's value."""
+
+    scope: Scope
+    context_id: str
+    value: str
+
+    @property
+    def size(self) -> int:
+        return len(self.value)
+
+    def apply(self, group: Group) -> None:
+        group.put_context(self.scope, self.context_id, self.value)
