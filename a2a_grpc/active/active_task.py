@@ -1,0 +1,318 @@
+"""One task while it runs in this process: its requests, one turn after another."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+
+from a2a_grpc import pb
+from a2a_grpc.active.agent_turn import ActiveParts, AgentTurn
+from a2a_grpc.agent.call_context import ServerCallContext
+from a2a_grpc.agent.executor import Event
+from a2a_grpc.agent.request_context import RequestContext
+from a2a_grpc.bus.base import Committed
+from a2a_grpc.cancellation import cancel_idle_task
+from a2a_grpc.errors import (
+    TaskNotCancelableError,
+    TaskNotFoundError,
+)
+from a2a_grpc.storage.base import Operation, Outcome, Scope, task_ended
+from a2a_grpc.subscription import Subscription
+from a2a_grpc.task import TERMINAL_STATES, TaskFold
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Request:
+    operation_id: str
+    context: RequestContext | None = None
+    settle: Callable[[bool], Awaitable[None]] | None = None
+
+
+class ActiveTask:
+    """Runs a task's requests, one after another, and lets others follow and cancel it.
+
+    Guarantees:
+
+    - Never two `execute()` at once; requests run in the order in which they were enqueued, and the
+      events of one are stored before the next one starts.
+    - A reader never slows the agent down.
+
+    What one turn guarantees is said at `AgentTurn`. One asyncio task, owned here, exists while
+    there are requests. When there are none, and nobody holds a reference, the registry forgets the
+    active task.
+
+    Args:
+        task_id: the task's id.
+        parts: what active tasks share.
+        on_idle: called when nothing runs or waits any more and nobody follows.
+    """
+
+    REDELIVERY_DELAY = 0.2
+    """Seconds before a turn that failed on the storage is handed back."""
+
+    def __init__(
+        self,
+        task_id: str,
+        parts: ActiveParts,
+        *,
+        on_idle: Callable[[ActiveTask], None] = lambda _: None,
+    ) -> None:
+        self._task_id = task_id
+        self._parts = parts
+        self._on_idle = on_idle
+        self._requests: deque[_Request] = deque()
+        self._producer: asyncio.Task[None] | None = None
+        self._turn: AgentTurn | None = None
+        self._cancellation: ServerCallContext | None = None
+        self._references = 0
+        self._interrupted = False
+
+    @property
+    def task_id(self) -> str:
+        """The task's id."""
+        return self._task_id
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing runs or waits, and nobody holds a reference."""
+        return self._producer is None and not self._requests and not self._references
+
+    # Requests.
+
+    async def start(
+        self, call_context: ServerCallContext, create_task_if_missing: bool = False
+    ) -> None:
+        """Check that the task can take requests.
+
+        Raises:
+            TaskNotFoundError: it does not exist for the caller, and must.
+            UnsupportedOperationError: it has ended.
+        """
+        scope = Scope(call_context.tenant, call_context.principal.id)
+        head = await self._parts.storage.load_head(self._task_id, scope=scope)
+        if head is None:
+            if not create_task_if_missing:
+                raise TaskNotFoundError.of(self._task_id)
+        elif head.state in TERMINAL_STATES:
+            raise task_ended(self._task_id, head.state)
+
+    async def enqueue_request(self, request_context: RequestContext) -> uuid.UUID:
+        """Record a request and let it wait its turn; returns its operation's id.
+
+        The record carries none of the call's metadata: if the process dies before the turn, the
+        agent does without.
+        """
+        if request_context.task_id != self._task_id:
+            raise ValueError(
+                f"the request is for task {request_context.task_id!r}, not {self._task_id!r}"
+            )
+        request = request_context.request
+        if request is None:
+            raise ValueError("the request has no message")
+        call = request_context.call_context
+        scope = Scope(call.tenant, call.principal.id)
+        head = await self._parts.storage.load_head(self._task_id, scope=scope)
+        request_id = uuid.uuid4()
+        await self._parts.storage.admit(
+            Operation(
+                id=str(request_id),
+                task_id=self._task_id,
+                context_id=request_context.context_id,
+                request=request,
+                scope=scope,
+                creates_task=head is None,
+                deadline=call.deadline,
+                extensions=tuple(sorted(call.requested_extensions)),
+            )
+        )
+        self._enqueue(_Request(str(request_id), request_context))
+        return request_id
+
+    def enqueue_operation(
+        self, operation_id: str, settle: Callable[[bool], Awaitable[None]]
+    ) -> None:
+        """Let a recorded operation wait its turn; `settle(done)` is called when it is over."""
+        self._enqueue(_Request(operation_id, settle=settle))
+
+    def _enqueue(self, request: _Request) -> None:
+        self._requests.append(request)
+        if self._producer is None:
+            self._producer = asyncio.create_task(
+                self._produce(), name=f"active-task:{self._task_id}"
+            )
+
+    async def _produce(self) -> None:
+        try:
+            while self._requests and not self._interrupted:
+                request = self._requests.popleft()
+                try:
+                    done = await self._serve(request)
+                except Exception:
+                    # The record is in storage. The request goes back with those behind it, so that
+                    # their order is kept; how often it is tried is counted in storage.
+                    logger.exception("task %s: its turn is given up", self._task_id)
+                    done = False
+                    await asyncio.sleep(self.REDELIVERY_DELAY)
+                if not done:
+                    self._requests.appendleft(request)
+                    if request.settle is not None:
+                        break
+                elif request.settle is not None:
+                    await request.settle(True)
+        finally:
+            self._producer = None
+            handed_back, self._requests = self._requests, deque()
+            for request in reversed(handed_back):  # each goes to the front of the queue
+                if request.settle is not None:
+                    await request.settle(False)
+            if self.is_idle:
+                self._on_idle(self)
+
+    async def _serve(self, request: _Request) -> bool:
+        """One turn; returns whether the operation is over."""
+        storage = self._parts.storage
+        self._cancellation = None
+        turn = await storage.start_turn(request.operation_id)
+        if turn is None:
+            operation = await storage.load_operation(request.operation_id)
+            if operation is not None and operation.outcome is not None:
+                await self._tell(operation, operation.outcome)
+            return True
+        self._turn = AgentTurn(turn, self._parts, request.context)
+        if self._cancellation is not None:
+            self._turn.start_canceling(self._cancellation)
+        try:
+            return await self._turn.run()
+        finally:
+            self._turn = None
+
+    async def _tell(self, operation: Operation, outcome: Outcome) -> None:
+        head = await self._parts.storage.load_head(operation.task_id)
+        await self._parts.bus.publish(
+            Committed(
+                operation.task_id,
+                head.version if head else 0,
+                head.sequence if head else 0,
+                head.state if head else 0,
+                operation_id=operation.id,
+                outcome=outcome,
+            )
+        )
+
+    # Ending it early.
+
+    async def cancel(self, call_context: ServerCallContext) -> pb.Task:
+        """Cancel the task; concurrent calls share one cancellation.
+
+        Raises:
+            TaskNotFoundError: the task does not exist yet, or not for this caller.
+            TaskNotCancelableError: it has ended, or ended otherwise, or runs elsewhere.
+        """
+        storage = self._parts.storage
+        scope = Scope(call_context.tenant, call_context.principal.id)
+        asked = False
+        while True:
+            head = await storage.load_head(self._task_id, scope=scope)
+            if head is None:
+                raise TaskNotFoundError.of(self._task_id)
+            if head.state in TERMINAL_STATES:
+                if asked and head.state == pb.TaskState.TASK_STATE_CANCELED:
+                    return await self.get_task()
+                raise TaskNotCancelableError(f"task {self._task_id!r} has already ended")
+            if head.running and self._producer is None:
+                raise TaskNotCancelableError(f"task {self._task_id!r} does not run here")
+            asked = True
+            if head.running:
+                await self.cancel_turn(call_context)
+            elif await cancel_idle_task(storage, self._parts.bus, head):
+                self._parts.on_commit(self._task_id)
+
+    async def cancel_turn(self, call_context: ServerCallContext) -> None:
+        """Cancel the turn that runs, if one does, and wait until it is over."""
+        if self._turn is not None:
+            await self._turn.cancel(call_context)
+        else:
+            self._cancellation = call_context  # of the turn that is being started, if one is
+
+    async def interrupt(self, reason: str) -> None:
+        """Stop for good: the turn is cut off, and requests that wait are handed back."""
+        self._interrupted = True
+        producer = self._producer
+        if self._turn is not None:
+            await self._turn.interrupt(reason)
+        elif producer is not None:
+            await asyncio.wait((producer,), timeout=self._parts.settings.cancel_timeout)
+
+    # Reading it.
+
+    async def get_task(self) -> pb.Task:
+        """The task as it is now.
+
+        Raises TaskNotFoundError before the agent has created it.
+        """
+        task = await self._parts.storage.load_task(self._task_id)
+        if task is None:
+            raise TaskNotFoundError.of(self._task_id)
+        return task
+
+    async def subscribe(
+        self,
+        *,
+        request: RequestContext | None = None,
+        include_initial_task: bool = False,
+        replace_status_update_with_task: bool = False,
+    ) -> AsyncIterator[Event]:
+        """Follow the task; with a request, enqueue that and follow until it is over.
+
+        Args:
+            include_initial_task: begin with the Task as it is now, if it exists.
+            replace_status_update_with_task: yield the whole Task in place of each status update.
+
+        Raises TaskNotFoundError without a request, if the task does not exist.
+        """
+        self._references += 1
+        try:
+            storage, bus = self._parts.storage, self._parts.bus
+            with Subscription(storage, bus, self._task_id) as subscription:
+                snapshot = await storage.load_snapshot(self._task_id)
+                if request is not None:
+                    watch = subscription.watch(str(await self.enqueue_request(request)))
+                    # On a task that exists, from where the request's turn begins.
+                    while snapshot is not None and not (watch.started or watch.ended):
+                        await subscription.channel.changed()
+                    if snapshot is not None and watch.started is not None:
+                        snapshot = await subscription.begin(watch.started.version)
+                elif snapshot is None:
+                    raise TaskNotFoundError.of(self._task_id)
+                fold = TaskFold()
+                if snapshot is not None:
+                    subscription.start_from(snapshot)
+                    fold = TaskFold(snapshot.task)
+                    if include_initial_task:
+                        yield _copy(fold.task)
+                async for streamed in subscription.events():
+                    event = pb.StreamResponse.FromString(streamed.payload)
+                    if replace_status_update_with_task:
+                        fold.apply([streamed.entry()])
+                    if replace_status_update_with_task and event.HasField("status_update"):
+                        yield _copy(fold.task)
+                    else:
+                        kind = event.WhichOneof("payload")
+                        assert kind is not None
+                        yield getattr(event, kind)
+        finally:
+            self._references -= 1
+            if self.is_idle:
+                self._on_idle(self)
+
+
+def _copy(task: pb.Task) -> pb.Task:
+    copy = pb.Task()
+    copy.CopyFrom(task)
+    return copy

@@ -1,0 +1,331 @@
+"""One turn: the agent works on one message, or is canceled or interrupted; then it is finished."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from a2a_grpc import pb
+from a2a_grpc.active.event_consumer import EventConsumer
+from a2a_grpc.active.event_queue import EventQueue
+from a2a_grpc.agent.call_context import Principal, ServerCallContext
+from a2a_grpc.agent.executor import AgentExecutor
+from a2a_grpc.agent.request_context import RequestContext, RequestContextBuilder
+from a2a_grpc.bus.base import Committed, EventBus
+from a2a_grpc.errors import A2AError, InternalError, InvalidAgentResponseError, as_a2a_error
+from a2a_grpc.storage.base import (
+    AnyStorage,
+    Operation,
+    Outcome,
+    OutcomeKind,
+    Turn,
+    error_outcome,
+)
+
+logger = logging.getLogger(__name__)
+
+FAILED_TEXT = "The agent failed; the server's log says why."
+UNFINISHED_TEXT = "The agent returned without finishing the turn; the server's log says more."
+INTERRUPTED_TEXT = "The server stopped while the agent was working."
+EXHAUSTED_TEXT = "The server stopped while the agent was working, at every attempt."
+
+_FAILED = pb.TaskState.TASK_STATE_FAILED
+_CANCELED = pb.TaskState.TASK_STATE_CANCELED
+
+
+@dataclass(frozen=True, slots=True)
+class ActiveSettings:
+    """How active tasks behave.
+
+    Attributes:
+        cancel_timeout: seconds that `AgentExecutor.cancel()`, and then `execute()`, get to end.
+        max_attempts: how often `execute()` is started for one message before it is given up.
+    """
+
+    cancel_timeout: float = 5.0
+    max_attempts: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class ActiveParts:
+    """What all active tasks of a process share.
+
+    Attributes:
+        executor_for: the agent of a tenant.
+        on_commit: called with the task's id after every commit with events.
+    """
+
+    storage: AnyStorage
+    bus: EventBus
+    builder: RequestContextBuilder
+    executor_for: Callable[[str], AgentExecutor]
+    settings: ActiveSettings = ActiveSettings()
+    on_commit: Callable[[str], None] = lambda _: None
+
+
+class AgentTurn:
+    """Runs the agent for one operation, once.
+
+    Guarantees:
+
+    - `AgentExecutor.cancel()` is called at most once; then `execute()` is cancelled; the turn is
+      over within twice `cancel_timeout`, with CANCELED if the agent published no terminal state.
+    - Anything the agent raises ends the task FAILED, after the events that it published before.
+
+    Args:
+        turn: the turn, as storage began it.
+        parts: what active tasks share.
+        context: the request's context where there is one already; otherwise it is built.
+    """
+
+    def __init__(self, turn: Turn, parts: ActiveParts, context: RequestContext | None) -> None:
+        self._turn = turn
+        self._parts = parts
+        self._context = context
+        self._executor = parts.executor_for(turn.operation.scope.tenant)
+        self._consumer = EventConsumer(
+            turn,
+            storage=parts.storage,
+            bus=parts.bus,
+            on_lost=self._stop_executing,
+            on_commit=parts.on_commit,
+        )
+        self._queue = EventQueue(self._consumer, self._attached)
+        self._runner: asyncio.Task[object] | None = None
+        self._executing: asyncio.Future[None] | None = None
+        self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._cancellation: asyncio.Task[None] | None = None
+        self._interruption: str | None = None
+
+    async def run(self) -> bool:
+        """Work; returns whether the operation is over, or has to be delivered again.
+
+        Raises UnavailableError if the storage can't be reached for long.
+        """
+        self._runner = asyncio.current_task()
+        try:
+            snapshot = self._turn.snapshot
+            if snapshot is not None:
+                # Whoever follows the task learns that the message is in.
+                await self._parts.bus.publish(
+                    Committed(
+                        snapshot.task.id,
+                        snapshot.version,
+                        snapshot.sequence,
+                        snapshot.task.status.state,
+                        operation_id=self._turn.operation.id,
+                        starts=True,
+                    )
+                )
+            return await self._run()
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        self._queue.close()
+        if not self._over.done():
+            self._over.set_result(None)
+
+    async def _run(self) -> bool:
+        consumer = self._consumer
+        error: Exception | None = None
+        given_up = self._reason_to_give_up()
+        if given_up:
+            consumer.set_status(_FAILED, given_up)
+        else:
+            error = await self._execute()
+        if self._cancellation is not None:
+            # What the agent says in cancel() still counts, also after execute() has ended.
+            await asyncio.wait((self._cancellation,))
+            if error is not None:
+                logger.info("task %s: execute() raised when canceled", self._id, exc_info=error)
+                error = None
+            consumer.set_status(_CANCELED)
+        self._queue.close()
+        if consumer.lost:
+            return False
+        if self._interruption is not None and error is None and not consumer.settled:
+            if self._restarts:
+                await consumer.finish(None)
+                return False
+            consumer.set_status(_FAILED, self._interruption)
+        await self._finish(error)
+        return True
+
+    @property
+    def _id(self) -> str:
+        return self._turn.operation.task_id
+
+    @property
+    def _restarts(self) -> bool:
+        # An agent that was not written for this package may lack the attribute.
+        return getattr(self._executor, "on_interruption", "fail") == "restart"
+
+    def _reason_to_give_up(self) -> str:
+        attempts = self._turn.operation.attempts
+        if attempts == 1:
+            return ""
+        if not self._restarts:
+            return INTERRUPTED_TEXT
+        return EXHAUSTED_TEXT if attempts > self._parts.settings.max_attempts else ""
+
+    async def _execute(self) -> Exception | None:
+        """Run the agent to its end, whatever that is; returns what it raised."""
+        if self._cancellation is not None or self._interruption is not None:
+            return None
+        self._executing = asyncio.get_running_loop().create_future()
+        try:
+            self._context = context = await self._build_context()
+            if self._cancellation is None:
+                await self._executor.execute(context, self._queue)
+        except asyncio.CancelledError as error:
+            if self._runner is not None and not self._runner.cancelling():
+                # Nobody cancelled this task: something that the agent waited for was cancelled.
+                own = RuntimeError("execute() ended with a CancelledError of its own")
+                own.__cause__ = error
+                return own
+            if not (self._cancellation or self._interruption or self._consumer.lost):
+                raise
+            # It was meant for execute(), which runs in this task; the turn goes on.
+            while self._runner is not None and self._runner.cancelling():
+                self._runner.uncancel()
+        except Exception as error:
+            return error
+        finally:
+            self._executing.set_result(None)
+            self._executing = None
+        return None
+
+    async def _build_context(self) -> RequestContext:
+        operation, snapshot = self._turn.operation, self._turn.snapshot
+        task = None if snapshot is None else snapshot.task
+        if self._context is not None:
+            self._context.current_task = task
+            return self._context
+        # A copy: what the agent does to its message must not get into the history.
+        request = pb.SendMessageRequest()
+        request.CopyFrom(operation.request)
+        return await self._parts.builder.build(
+            call_context_of(operation),
+            request,
+            operation.task_id,
+            operation.context_id,
+            task,
+            attempt=operation.attempts,
+        )
+
+    async def _finish(self, error: Exception | None) -> None:
+        consumer = self._consumer
+        related = self._attached()
+        problem: A2AError | None = consumer.violation
+        if problem is None and error is not None:
+            logger.error("task %s: the agent raised", self._id, exc_info=error)
+            if not consumer.terminal:
+                problem = as_a2a_error(error)
+            if problem is None or isinstance(problem, InternalError):
+                problem = None
+                consumer.set_status(_FAILED, FAILED_TEXT)
+        elif problem is None and consumer.reply is None and not consumer.settled:
+            logger.error(
+                "task %s: execute() returned without a Message, a terminal state, INPUT_REQUIRED "
+                "or AUTH_REQUIRED",
+                self._id,
+            )
+            consumer.set_status(_FAILED, UNFINISHED_TEXT)
+        if problem is None:
+            try:
+                await consumer.finish(self._outcome(), related=related)
+                return
+            except InvalidAgentResponseError as refused:
+                problem = refused
+        if isinstance(problem, InvalidAgentResponseError):
+            logger.error("task %s: %s", self._id, problem.message)
+            consumer.set_status(_FAILED, problem.message)
+        elif consumer.visible:
+            consumer.set_status(_FAILED, problem.message)
+        await consumer.finish(error_outcome(problem))
+
+    def _attached(self) -> tuple[pb.Task, ...]:
+        # `cancel()` and an agent that never got its context have attached nothing.
+        return () if self._context is None else tuple(self._context.attached_tasks)
+
+    def _outcome(self) -> Outcome:
+        reply = self._consumer.reply
+        if reply is not None:
+            return Outcome(OutcomeKind.MESSAGE, payload=reply.SerializeToString())
+        return Outcome(OutcomeKind.TASK)
+
+    # Ending it early.
+
+    async def cancel(self, call: ServerCallContext) -> None:
+        """Cancel the task's turn, and wait until it is over; every further call only waits."""
+        self.start_canceling(call)
+        await asyncio.wait((self._over,), timeout=3 * self._parts.settings.cancel_timeout)
+
+    def start_canceling(self, call: ServerCallContext) -> None:
+        """Cancel the task's turn, unless that is under way or the task has ended."""
+        if self._cancellation is None and not self._consumer.terminal:
+            self._cancellation = asyncio.create_task(self._cancel(call), name=f"cancel:{self._id}")
+
+    async def _cancel(self, call: ServerCallContext) -> None:
+        if self._context is not None:
+            self._context.is_cancelled = True
+        if self._executing is not None:
+            snapshot = await self._parts.storage.load_snapshot(self._id)
+            if snapshot is not None:
+                await self._tell_agent(snapshot.task, call)
+        await self._stop(_CANCELED, "")
+
+    async def _tell_agent(self, task: pb.Task, call: ServerCallContext) -> None:
+        timeout = self._parts.settings.cancel_timeout
+        context = RequestContext(call, task_id=task.id, context_id=task.context_id, task=task)
+        context.is_cancelled = True
+        try:
+            async with asyncio.timeout(timeout):
+                await self._executor.cancel(context, self._queue)
+        except TimeoutError:
+            logger.warning("task %s: cancel() took longer than %gs", self._id, timeout)
+        except Exception:
+            logger.exception("task %s: cancel() raised", self._id)
+
+    async def interrupt(self, reason: str) -> None:
+        """Cut the turn off, as the process is about to end.
+
+        The task fails with `reason`, or the operation is handed back, as the agent's
+        `on_interruption` says.
+        """
+        self._interruption = reason
+        await self._stop(_FAILED, reason)
+        await asyncio.wait((self._over,), timeout=self._parts.settings.cancel_timeout)
+
+    async def _stop(self, state: pb.TaskState.ValueType, text: str) -> None:
+        """Cancel execute(); an agent that does not end is left behind, and the turn is over."""
+        executing = self._executing
+        if executing is None:
+            return
+        self._stop_executing()
+        _, pending = await asyncio.wait((executing,), timeout=self._parts.settings.cancel_timeout)
+        if pending:
+            logger.error("task %s: execute() ignores its cancellation; left behind", self._id)
+            self._queue.close()
+            self._consumer.set_status(state, text)
+            await self._consumer.finish(self._outcome())
+            self._end()
+
+    def _stop_executing(self) -> None:
+        if self._executing is not None and self._runner is not None:
+            self._runner.cancel()
+
+
+def call_context_of(operation: Operation) -> ServerCallContext:
+    """The call as the operation carries it."""
+    return ServerCallContext(
+        principal=Principal(operation.scope.principal),
+        tenant=operation.scope.tenant,
+        deadline=operation.deadline,
+        metadata=operation.metadata,
+        requested_extensions=frozenset(operation.extensions),
+        method="SendMessage",
+    )

@@ -1,0 +1,280 @@
+"""Admission: a message becomes an operation, or is refused before anything is recorded.
+
+Here a call is checked against the card and the task it names, duplicates are found, ids are given,
+and what an operation carries along is chosen: principal, tenant, extensions, deadline and the
+allow-listed metadata, never credentials.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from a2a_grpc import pb
+from a2a_grpc.agent.call_context import ServerCallContext
+from a2a_grpc.agent.request_context import IDGeneratorContext, RequestContextBuilder
+from a2a_grpc.broker.base import Broker, TaskSendParams
+from a2a_grpc.bus.base import Committed, EventBus
+from a2a_grpc.errors import (
+    A2AError,
+    ContentTypeNotSupportedError,
+    InvalidParamsError,
+    PushNotificationNotSupportedError,
+    TaskNotFoundError,
+)
+from a2a_grpc.push.guard import check_config
+from a2a_grpc.storage.base import AnyStorage, Head, Operation, Scope, error_outcome, task_ended
+from a2a_grpc.task import TERMINAL_STATES
+
+RETRY_MARK = "a2a-grpc-retry"
+"""Call metadata with which a client says that it sends the message again."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceSettings:
+    """How calls are admitted and answered.
+
+    Attributes:
+        deduplicate: which SendMessage calls are looked up among earlier ones: those that are marked
+            as retries, all, or none.
+        deduplication_window: seconds for which a message is remembered.
+        operation_metadata: keys of the call metadata that an operation carries to the agent.
+        allow_private_webhooks: whether push targets may be in private networks.
+        max_push_configs: push configurations per task.
+        cancel_poll: seconds between looks into storage while a cancellation is under way.
+    """
+
+    deduplicate: Literal["marked", "always", "never"] = "marked"
+    deduplication_window: float = 300.0
+    operation_metadata: tuple[str, ...] = ("traceparent", "tracestate", "x-request-id")
+    allow_private_webhooks: bool = False
+    max_push_configs: int = 100
+    cancel_poll: float = 1.0
+
+
+class Prepared(NamedTuple):
+    """An operation that may be recorded.
+
+    `head` is that of the task which the message names; `duplicates_since` is in seconds since the
+    epoch, None if the message is not looked up among earlier ones.
+    """
+
+    operation: Operation
+    head: Head | None
+    push_config: pb.TaskPushNotificationConfig | None
+    duplicates_since: float | None
+
+
+class Admission:
+    """Takes messages in.
+
+    Args:
+        card_for: the public card of a tenant's agent; raises InvalidParamsError for an unknown one.
+        on_push_config: called with the task's id when a message brings a push configuration.
+    """
+
+    def __init__(
+        self,
+        *,
+        storage: AnyStorage,
+        broker: Broker,
+        bus: EventBus,
+        builder: RequestContextBuilder,
+        card_for: Callable[[str], pb.AgentCard],
+        on_push_config: Callable[[str], None],
+        settings: ServiceSettings,
+    ) -> None:
+        self._storage = storage
+        self._broker = broker
+        self._bus = bus
+        self._builder = builder
+        self._card_for = card_for
+        self._on_push_config = on_push_config
+        self._settings = settings
+        self._under_way: set[asyncio.Task[Operation]] = set()
+
+    async def prepare(self, request: pb.SendMessageRequest, call: ServerCallContext) -> Prepared:
+        """Check the message and make it an operation (specification 3.1.1, 3.4)."""
+        scope = scope_of(call)
+        message = request.message
+        card = self._card_for(call.tenant)
+        _check_media_types(message, card)
+        # Before the ids are filled in: a retry looks like the first call did.
+        key = _deduplication_key(message, scope)
+        push_config = self._inline_push_config(request, card)
+        head = await self._head_of(message, scope)
+        looks_up = self._looks_up(call)
+        if head is not None and head.state in TERMINAL_STATES and not looks_up:
+            raise task_ended(head.task_id, head.state)
+        self._fill_in_ids(message, head)
+        if push_config is not None:
+            push_config.task_id = message.task_id
+        now = time.time()
+        operation = Operation(
+            id=str(uuid.uuid4()),
+            task_id=message.task_id,
+            context_id=message.context_id,
+            request=request,
+            scope=scope,
+            creates_task=head is None,
+            deadline=call.deadline,
+            metadata={
+                key: call.metadata[key]
+                for key in self._settings.operation_metadata
+                if key in call.metadata
+            },
+            extensions=tuple(sorted(call.requested_extensions)),
+            deduplication_key=key,
+            created_at=now,
+        )
+        since = now - self._settings.deduplication_window if looks_up else None
+        return Prepared(operation, head, push_config, since)
+
+    async def take_in(self, prepared: Prepared) -> Operation:
+        """Record the operation and hand it to the broker; or the earlier one that it repeats.
+
+        A caller who goes away meanwhile does not stop it half-way: what is recorded also runs.
+        """
+        if not (self._storage.waits or self._broker.waits):
+            return await self._take_in(prepared)
+        task = asyncio.create_task(
+            self._take_in(prepared), name=f"take-in:{prepared.operation.task_id}"
+        )
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+        return await asyncio.shield(task)
+
+    async def _take_in(self, prepared: Prepared) -> Operation:
+        operation = await self._storage.admit(
+            prepared.operation,
+            duplicates_since=prepared.duplicates_since,
+            push_config=prepared.push_config,
+        )
+        if operation.id != prepared.operation.id:
+            return operation
+        if prepared.push_config is not None:
+            self._on_push_config(operation.task_id)
+        try:
+            await self._broker.run_task(TaskSendParams(operation.task_id, operation.id))
+        except A2AError as error:
+            # The caller is told, and whoever sent the same, so the record must not run later.
+            outcome = error_outcome(error)
+            await self._storage.finish_operation(operation.id, outcome)
+            await self._bus.publish(
+                Committed(operation.task_id, 0, 0, 0, operation_id=operation.id, outcome=outcome)
+            )
+            raise
+        return operation
+
+    async def _head_of(self, message: pb.Message, scope: Scope) -> Head | None:
+        if not message.task_id:
+            return None
+        head = await self._storage.load_head(message.task_id, scope=scope)
+        if head is None:
+            raise TaskNotFoundError.of(message.task_id)
+        if message.context_id and message.context_id != head.context_id:
+            raise InvalidParamsError.field(
+                "message.context_id",
+                f"is not the context of task {head.task_id!r}; leave it out or send the task's",
+            )
+        return head
+
+    def _fill_in_ids(self, message: pb.Message, head: Head | None) -> None:
+        if head is not None:
+            message.context_id = head.context_id
+            return
+        builder = self._builder
+        message.task_id = builder.task_id_generator.generate(
+            IDGeneratorContext(context_id=message.context_id or None)
+        )
+        if not message.context_id:
+            message.context_id = builder.context_id_generator.generate(
+                IDGeneratorContext(task_id=message.task_id)
+            )
+
+    def _looks_up(self, call: ServerCallContext) -> bool:
+        if self._settings.deduplicate == "always":
+            return True
+        return self._settings.deduplicate == "marked" and _is_marked_as_retry(call)
+
+    def _inline_push_config(
+        self, request: pb.SendMessageRequest, card: pb.AgentCard
+    ) -> pb.TaskPushNotificationConfig | None:
+        if not request.configuration.HasField("task_push_notification_config"):
+            return None
+        require_push(card)
+        field = "configuration.task_push_notification_config."
+        config = pb.TaskPushNotificationConfig()
+        config.CopyFrom(request.configuration.task_push_notification_config)
+        if config.task_id and config.task_id != request.message.task_id:
+            raise InvalidParamsError.field(
+                f"{field}task_id", "is not the message's task; leave it out"
+            )
+        self.check_push_config(config, field)
+        config.tenant = request.tenant
+        return config
+
+    def check_push_config(self, config: pb.TaskPushNotificationConfig, prefix: str = "") -> None:
+        """Check a configuration and give it an id; `prefix` is its path in the request.
+
+        Raises InvalidParamsError.
+        """
+        check_config(config, allow_private=self._settings.allow_private_webhooks, prefix=prefix)
+        config.id = config.id or str(uuid.uuid4())
+
+
+def scope_of(call: ServerCallContext) -> Scope:
+    """Whose data the call may see."""
+    return Scope(call.tenant, call.principal.id)
+
+
+def require_push(card: pb.AgentCard) -> None:
+    """Raises PushNotificationNotSupportedError unless the card declares push (3.3.4)."""
+    if not card.capabilities.push_notifications:
+        raise PushNotificationNotSupportedError()
+
+
+def _deduplication_key(message: pb.Message, scope: Scope) -> bytes:
+    digest = hashlib.blake2b(digest_size=16)
+    for text in (*scope, message.message_id):
+        digest.update(len(text).to_bytes(4) + text.encode())
+    digest.update(message.SerializeToString(deterministic=True))
+    return digest.digest()
+
+
+def _is_marked_as_retry(call: ServerCallContext) -> bool:
+    metadata = call.metadata
+    return (
+        metadata.get("grpc-previous-rpc-attempts", "0") != "0"
+        or metadata.get("x-envoy-attempt-count", "1") != "1"
+        or RETRY_MARK in metadata
+    )
+
+
+def _check_media_types(message: pb.Message, card: pb.AgentCard) -> None:
+    accepted: set[str] | None = None
+    for index, part in enumerate(message.parts):
+        if not part.media_type:
+            continue
+        if accepted is None:
+            modes = [*card.default_input_modes]
+            for skill in card.skills:
+                modes.extend(skill.input_modes)
+            accepted = {_essence(mode) for mode in modes}
+        essence = _essence(part.media_type)
+        if accepted and accepted.isdisjoint((essence, essence.split("/")[0] + "/*", "*/*", "*")):
+            raise ContentTypeNotSupportedError(
+                f"message.parts[{index}] has media type {part.media_type!r}; this agent takes "
+                + ", ".join(sorted(accepted)),
+                metadata={"media_type": part.media_type},
+            )
+
+
+def _essence(media_type: str) -> str:
+    # Media types compare without case and parameters.
+    return media_type.split(";")[0].strip().lower()

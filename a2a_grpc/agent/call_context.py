@@ -1,0 +1,71 @@
+"""Who calls, and with what: plain values that travel from the wire to the agent.
+
+An agent sees the call as its operation carries it: principal, tenant, deadline, extensions, and the
+metadata that the allow-list lets through; never credentials.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """An authenticated caller; `id` scopes everything that is stored for it.
+
+    `scopes` are permissions, `claims` whatever else the authenticator learned.
+    """
+
+    id: str = ""
+    scopes: frozenset[str] = frozenset()
+    claims: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_authenticated(self) -> bool:
+        """False for the one principal that stands for everybody on an open server."""
+        return bool(self.id)
+
+    @property
+    def user_name(self) -> str:
+        """The id, under the name that a2a-sdk's `User` gives it."""
+        return self.id
+
+
+ANONYMOUS = Principal()
+
+
+@dataclass(slots=True)
+class ServerCallContext:
+    """One call of one RPC.
+
+    Attributes:
+        principal: who calls; `ANONYMOUS` on a server without an authenticator.
+        tenant: from the request, "" if it names none.
+        deadline: seconds since the epoch, None if the caller set none.
+        metadata: the call's metadata, keys in lower case; for an agent, the allow-listed part.
+        requested_extensions: the URIs in `a2a-extensions`.
+        method: the RPC's name, such as "SendMessage".
+        peer: the transport's address of the caller; "" for an agent.
+        state: for middleware and authenticators; it does not travel to the agent.
+    """
+
+    principal: Principal = ANONYMOUS
+    tenant: str = ""
+    deadline: float | None = None
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    requested_extensions: frozenset[str] = frozenset()
+    method: str = ""
+    peer: str = ""
+    state: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def user(self) -> Principal:
+        """The principal, under a2a-sdk's name."""
+        return self.principal
+
+    def time_remaining(self) -> float | None:
+        """Seconds until the deadline, at least 0; None without one."""
+        return None if self.deadline is None else max(0.0, self.deadline - time.time())

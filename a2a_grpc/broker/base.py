@@ -1,0 +1,90 @@
+"""The broker seam: brings operations to whichever process has room for them.
+
+A broker carries ids. What an operation says, and in which order a task's operations come, is in
+storage; a broker that loses or repeats one does no harm beyond a delay.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import ClassVar, Literal, Self
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSendParams:
+    """Names an operation that waits in storage, and the task it is for."""
+
+    id: str
+    """The task's id."""
+    operation_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class TaskIdParams:
+    """Names a task."""
+
+    id: str
+
+
+class TaskOperation(ABC):
+    """One delivery: `operation` says what is to be done with the task that `params` name.
+
+    Whoever received it calls `ack` or `nak` once, when the turn is over.
+    """
+
+    operation: Literal["run", "cancel"]
+    params: TaskSendParams | TaskIdParams
+
+    @abstractmethod
+    async def ack(self) -> None:
+        """It is done (or its record says so): never deliver it again."""
+
+    @abstractmethod
+    async def nak(self) -> None:
+        """Hand it back: deliver it again, here or elsewhere, at once."""
+
+
+class Broker(ABC):
+    """Takes operations in and gives them out; an async context manager.
+
+    Guarantees, each held by the contract suite for every backend:
+
+    - `run_task` returns when the operation is safe with the broker, and never waits for a worker.
+    - Every operation is delivered at least once, and again until it is acknowledged: after `nak`,
+      and when the process that received it dies, if the broker outlives it.
+    - Operations of one task that one process submitted are delivered in that order.
+    - `cancel_task` reaches the process that runs the task, if there is one.
+
+    `waits` says whether calls wait for something, so that a caller may be cancelled in the middle.
+
+    Errors: `ResourceExhaustedError` when a bounded broker is full, `UnavailableError` when it can't
+    be reached.
+    """
+
+    waits: ClassVar[bool] = True
+
+    @abstractmethod
+    async def __aenter__(self) -> Self: ...
+
+    @abstractmethod
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...
+
+    @abstractmethod
+    async def run_task(self, params: TaskSendParams) -> None:
+        """Submit an operation that is recorded in storage."""
+
+    @abstractmethod
+    async def cancel_task(self, params: TaskIdParams) -> None:
+        """Ask the process that runs the task to cancel it."""
+
+    @abstractmethod
+    def receive_task_operations(self) -> AsyncIterator[TaskOperation]:
+        """Deliveries for this process, until the broker is closed."""

@@ -1,0 +1,346 @@
+"""A2AServer: puts the parts together, starts them, and stops them in order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
+from functools import partial
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from a2a_grpc import pb
+from a2a_grpc.active.agent_turn import ActiveParts, ActiveSettings
+from a2a_grpc.active.registry import ActiveTaskRegistry
+from a2a_grpc.active.worker_loop import WorkerLoop
+from a2a_grpc.admission import ServiceSettings
+from a2a_grpc.agent.call_context import ServerCallContext
+from a2a_grpc.agent.executor import AgentExecutor
+from a2a_grpc.agent.function import as_executor
+from a2a_grpc.agent.request_context import RequestContextBuilder, SimpleRequestContextBuilder
+from a2a_grpc.auth.base import Authenticator
+from a2a_grpc.broker.base import Broker, TaskSendParams
+from a2a_grpc.broker.memory import InMemoryBroker
+from a2a_grpc.bus.base import EventBus
+from a2a_grpc.bus.memory import InMemoryBus
+from a2a_grpc.config import ServerSettings
+from a2a_grpc.errors import InvalidParamsError
+from a2a_grpc.push.delivery import PushDelivery, PushSettings
+from a2a_grpc.service import A2AService, AgentCards
+from a2a_grpc.storage.base import AnyStorage
+from a2a_grpc.storage.memory import InMemoryStorage
+from a2a_grpc.wire.call import Gate
+from a2a_grpc.wire.card import complete_card
+from a2a_grpc.wire.reflection import reflection_handlers
+from a2a_grpc.wire.servicer import SERVICE_NAME, A2AServicer
+from a2a_grpc.wire.validation import ValidationLimits
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+ExtendedCard = pb.AgentCard | Callable[[ServerCallContext], pb.AgentCard]
+
+
+class A2AServer:
+    """One agent, or several by tenant, behind one gRPC port; an async context manager.
+
+    Args:
+        agent: an AgentExecutor, an async function of a RequestContext, an async generator, or an
+            object with such a method `run`.
+        agents: in place of `agent`, one for each tenant.
+        card: the public card; what it leaves open is filled in. With `agents`, a mapping by tenant
+            or one for all.
+        extended_card: the card for authenticated callers, or a function of the call that makes it.
+        storage: a Storage, or its URL: `memory:`, `sqlite:///file.db`. The server opens and closes
+            it. In memory unless given.
+        broker: a Broker, or its URL: `memory:`.
+        bus: an EventBus; the one that goes with the broker unless given.
+        authenticator: an object with `async authenticate(call) -> Principal`; without one the
+            server is open to everybody.
+        request_context_builder: makes ids and request contexts.
+        limits: how much a request may hold.
+        settings: everything with a number.
+
+    Entering raises OSError if the port is taken.
+    """
+
+    SWEEP_INTERVAL = 60.0
+    """Seconds between looks for tasks to forget."""
+
+    def __init__(
+        self,
+        agent: Any = None,
+        *,
+        agents: Mapping[str, Any] | None = None,
+        card: pb.AgentCard | Mapping[str, pb.AgentCard] | None = None,
+        extended_card: ExtendedCard | None = None,
+        storage: AnyStorage | str | None = None,
+        broker: Broker | str | None = None,
+        bus: EventBus | None = None,
+        authenticator: Authenticator | None = None,
+        request_context_builder: RequestContextBuilder | None = None,
+        limits: ValidationLimits | None = None,
+        settings: ServerSettings | None = None,
+    ) -> None:
+        if (agent is None) == (agents is None):
+            raise TypeError("A2AServer takes either an agent or agents={tenant: agent}")
+        self._executors: dict[str | None, AgentExecutor] = (
+            {None: as_executor(agent)}
+            if agents is None
+            else {tenant: as_executor(one) for tenant, one in agents.items()}
+        )
+        self._card = card
+        self._extended_card = extended_card
+        self._authenticator = authenticator
+        self._builder = request_context_builder or SimpleRequestContextBuilder()
+        self._limits = limits or ValidationLimits()
+        self._bus = bus
+        self._stack = AsyncExitStack()
+        self._cards: dict[str | None, AgentCards] = {}
+        self.storage = storage
+        """The Storage, or its URL; may be set until the server starts."""
+        self.broker = broker
+        """The Broker, or its URL; may be set until the server starts."""
+        self.settings = settings or ServerSettings()
+        """May be replaced until the server starts."""
+        self.port = 0
+        """The port that is bound; 0 before the server has started."""
+
+    @property
+    def address(self) -> str:
+        """host:port that clients on this machine connect to."""
+        host = self.settings.host
+        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+
+    # Agents and cards, by tenant.
+
+    def _executor_for(self, tenant: str) -> AgentExecutor:
+        return self._of_tenant(self._executors, tenant)
+
+    def _cards_for(self, tenant: str) -> AgentCards:
+        return self._of_tenant(self._cards, tenant)
+
+    @staticmethod
+    def _of_tenant(known: Mapping[str | None, T], tenant: str) -> T:
+        found = known.get(None) or known.get(tenant)
+        if found is None:
+            raise InvalidParamsError.field("tenant", "names no agent of this server")
+        return found
+
+    def _complete_cards(self) -> None:
+        extended = self._extended_card
+        for tenant, executor in self._executors.items():
+            card = self._card.get(tenant or "") if isinstance(self._card, Mapping) else self._card
+            complete = partial(
+                complete_card,
+                name=type(executor).__name__,
+                url=self.settings.external_url or self.address,
+                has_extended_card=extended is not None,
+            )
+            self._cards[tenant] = AgentCards(
+                complete(card), None if extended is None else _made_by(extended, complete)
+            )
+
+    # Starting and stopping.
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            await self._open(stack)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._stack.__aexit__(exc_type, exc, traceback)
+
+    async def _open(self, stack: AsyncExitStack) -> None:
+        settings = self.settings
+        storage = await stack.enter_async_context(_open_storage(self.storage))
+        broker = await stack.enter_async_context(_open_broker(self.broker))
+        bus = await stack.enter_async_context(self._bus or InMemoryBus())
+        push = await stack.enter_async_context(
+            PushDelivery(storage, PushSettings(allow_private=settings.allow_private_webhooks))
+        )
+        if isinstance(self._builder, SimpleRequestContextBuilder):
+            self._builder.task_store = storage
+
+        def expect_push(task_id: str) -> None:
+            push.expect(task_id)
+            push.wake(task_id)  # a configuration that is replaced may have a backlog
+
+        registry = ActiveTaskRegistry(
+            ActiveParts(
+                storage=storage,
+                bus=bus,
+                builder=self._builder,
+                executor_for=self._executor_for,
+                settings=ActiveSettings(
+                    cancel_timeout=settings.cancel_timeout, max_attempts=settings.max_attempts
+                ),
+                on_commit=push.wake,
+            )
+        )
+        service = A2AService(
+            storage=storage,
+            broker=broker,
+            bus=bus,
+            builder=self._builder,
+            cards_for=self._cards_for,
+            on_commit=push.wake,
+            on_push_config=expect_push,
+            settings=ServiceSettings(
+                deduplicate=settings.deduplicate,
+                deduplication_window=settings.deduplication_window,
+                operation_metadata=settings.operation_metadata,
+                allow_private_webhooks=settings.allow_private_webhooks,
+            ),
+        )
+        gate = Gate(
+            card_for=lambda tenant: self._cards_for(tenant).public,
+            authenticator=self._authenticator,
+            assume_version=settings.assume_version,
+        )
+        health_servicer = health.aio.HealthServicer()
+        server = self._grpc_server(A2AServicer(service, gate, self._limits), health_servicer)
+        self._complete_cards()
+
+        # Left in this order: refuse, let turns end, end what is open, close the port.
+        stack.push_async_callback(server.stop, 1.0)
+        stack.callback(gate.close)
+        # Turns that have just ended: their callers get the last events.
+        stack.push_async_callback(gate.settled, min(1.0, settings.grace))
+        await stack.enter_async_context(WorkerLoop(broker, registry, grace=settings.grace))
+        for operation in await storage.unfinished_operations():
+            push.expect(operation.task_id)
+            await broker.run_task(TaskSendParams(operation.task_id, operation.id))
+        sweeper = asyncio.create_task(self._sweep(storage), name="sweeper")
+        stack.push_async_callback(_cancelled, sweeper)
+        await server.start()
+        stack.callback(gate.drain)
+        stack.push_async_callback(health_servicer.enter_graceful_shutdown)
+        for name in ("", SERVICE_NAME):
+            await health_servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
+
+    def _grpc_server(
+        self, servicer: A2AServicer, health_servicer: health.aio.HealthServicer
+    ) -> grpc.aio.Server:
+        settings = self.settings
+        server = grpc.aio.server(
+            options=(
+                # Without this a second server on a taken port starts, and calls hang.
+                ("grpc.so_reuseport", 0),
+                ("grpc.max_receive_message_length", settings.max_message_bytes),
+                ("grpc.max_send_message_length", -1),
+                ("grpc.max_concurrent_streams", settings.max_concurrent_streams),
+                ("grpc.keepalive_time_ms", int(settings.keepalive_time * 1000)),
+                ("grpc.keepalive_timeout_ms", int(settings.keepalive_timeout * 1000)),
+                ("grpc.keepalive_permit_without_calls", 1),
+                (
+                    "grpc.http2.min_ping_interval_without_data_ms",
+                    int(settings.min_ping_interval * 1000),
+                ),
+                (
+                    "grpc.http2.min_recv_ping_interval_without_data_ms",
+                    int(settings.min_ping_interval * 1000),
+                ),
+                ("grpc.max_connection_age_ms", int(settings.max_connection_age * 1000)),
+            )
+        )
+        server.add_generic_rpc_handlers((servicer.handler(), *reflection_handlers(SERVICE_NAME)))
+        health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        try:
+            self.port = server.add_insecure_port(f"{host}:{settings.port}")
+        except RuntimeError as error:
+            raise OSError(
+                f"can't listen on {host}:{settings.port}: the port is taken or the address is not "
+                "this machine's; choose others (--host, --port)"
+            ) from error
+        return server
+
+    async def _sweep(self, storage: AnyStorage) -> None:
+        while True:
+            await asyncio.sleep(self.SWEEP_INTERVAL)
+            now = time.time()
+            try:
+                forgotten = await storage.sweep(
+                    tasks_before=max(0.0, now - self.settings.retain_tasks),  # infinity: for ever
+                    operations_before=now - self.settings.deduplication_window,
+                )
+            except Exception:
+                logger.exception("sweeping failed; it will be tried again")
+            else:
+                if forgotten:
+                    logger.info("forgot %d tasks that ended long ago", forgotten)
+
+    async def serve(self, *, on_started: Callable[[Self], None] | None = None) -> None:
+        """Start, serve until SIGTERM or SIGINT, and stop in order.
+
+        `on_started` is called once the port is bound, in place of a line in the log.
+        """
+        loop = asyncio.get_running_loop()
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        try:
+            async with self:
+                if on_started is None:
+                    logger.info("serving %s", self.address)
+                else:
+                    on_started(self)
+                await stop.wait()
+                logger.info("stopping")
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+
+    def run(self, *, on_started: Callable[[Self], None] | None = None) -> None:
+        """Serve until SIGTERM or SIGINT, on uvloop where there is one; see `serve`."""
+        try:
+            import uvloop
+        except ImportError:
+            asyncio.run(self.serve(on_started=on_started))
+        else:
+            uvloop.run(self.serve(on_started=on_started))
+
+
+def _made_by(
+    extended: ExtendedCard, complete: Callable[[pb.AgentCard], pb.AgentCard]
+) -> Callable[[ServerCallContext], pb.AgentCard]:
+    return lambda call: complete(extended(call) if callable(extended) else extended)
+
+
+def _open_storage(storage: AnyStorage | str | None) -> AnyStorage:
+    if storage is None or storage == "memory:":
+        return InMemoryStorage()
+    if isinstance(storage, str):
+        if storage.startswith("sqlite"):
+            from a2a_grpc.storage.sql import SqlStorage
+
+            return SqlStorage(storage)
+        raise ValueError(f"unknown store {storage!r}; use memory: or sqlite:///file.db")
+    return storage
+
+
+def _open_broker(broker: Broker | str | None) -> Broker:
+    if broker is None or broker == "memory:":
+        return InMemoryBroker()
+    if isinstance(broker, str):
+        raise ValueError(f"unknown broker {broker!r}; use memory:")
+    return broker
+
+
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
