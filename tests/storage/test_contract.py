@@ -529,6 +529,34 @@ async def test_a_related_task_of_another_scope_is_refused(storage: AnyStorage) -
     assert head.version == 1
 
 
+async def test_a_related_task_has_ended_and_is_another_that_does_not_run(
+    storage: AnyStorage,
+) -> None:
+    task_id = await store_task(storage)
+    running = await store_task(storage)
+    await begin(storage, an_operation(task_id=running))
+    for related in (
+        a_task(new_id(), WORKING),
+        a_task("", COMPLETED),
+        a_task(task_id, COMPLETED),
+        a_task(running, COMPLETED),
+    ):
+        before = await storage.load_task(related.id)
+        commit = a_commit(task_id, status(WORKING), version=1, related=[related])
+        with pytest.raises(InvalidAgentResponseError):
+            await storage.commit(commit)
+        assert await storage.load_task(related.id) == before
+
+
+async def test_the_last_of_related_tasks_with_one_id_stays(storage: AnyStorage) -> None:
+    task_id, related_id = await store_task(storage), new_id()
+    related = [a_task(related_id, state) for state in (COMPLETED, CANCELED)]
+    await storage.commit(a_commit(task_id, status(WORKING), version=1, related=related))
+    assert await storage.load_task(related_id) == a_task(related_id, CANCELED)
+    assert (await storage.list_tasks(TaskQuery(ALICE))).total == 2
+    assert await storage.sweep(tasks_before=20.0, operations_before=0.0) == 1
+
+
 # --- Reading tasks.
 
 

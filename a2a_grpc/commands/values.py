@@ -1,0 +1,96 @@
+"""The values of options that click has no type for: callbacks that convert and check them.
+
+Each raises click.BadParameter, which names the remedy.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+import click
+
+_AGE = re.compile(r"([0-9]{1,9})([smhd])")
+_UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_ADDRESS = re.compile(r"([a-z][a-z0-9+.-]*://)?[^\s/]+(/\S*)?", re.IGNORECASE)
+
+
+def age(context: click.Context, parameter: click.Parameter, value: str) -> float:
+    """Seconds from 30d, 12h, 45m or 90s; infinity from `forever`."""
+    if value == "forever":
+        return math.inf
+    match = _AGE.fullmatch(value)
+    if match is None:
+        raise click.BadParameter(
+            f"{value!r} is no age: use a whole number with a unit, such as 30d, 12h, 45m or 90s, "
+            "or forever",
+            context,
+            parameter,
+        )
+    return float(int(match[1]) * _UNIT_SECONDS[match[2]])
+
+
+def seconds(context: click.Context, parameter: click.Parameter, value: str) -> float:
+    """A number of seconds, 0 or more."""
+    try:
+        number = float(value)
+    except ValueError:
+        number = math.nan
+    if not 0 <= number < math.inf:
+        raise click.BadParameter(
+            f"{value!r} is no number of seconds: use 0 or more, such as 10", context, parameter
+        )
+    return number
+
+
+def host(context: click.Context, parameter: click.Parameter, value: str) -> str:
+    """An address to bind; brackets around an IPv6 address are taken off."""
+    name = value.removeprefix("[").removesuffix("]")
+    if not name or re.search(r"[\s/]", name):
+        raise click.BadParameter(
+            f"{value!r} is no address: use one of this machine, such as 127.0.0.1, or 0.0.0.0 for "
+            "all of them",
+            context,
+            parameter,
+        )
+    return name
+
+
+def store(context: click.Context, parameter: click.Parameter, value: str) -> str:
+    """A store's URL."""
+    if value == "memory:":
+        return value
+    if not value.startswith("sqlite"):
+        raise click.BadParameter(
+            f"{value!r} is no store: use sqlite:///file.db, or memory: to keep nothing",
+            context,
+            parameter,
+        )
+    # SQLAlchemy takes a while to import; a store in memory does without it.
+    from a2a_grpc.storage.sqlite import database_path
+
+    try:
+        database_path(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error), context, parameter) from error
+    return value
+
+
+def broker(context: click.Context, parameter: click.Parameter, value: str) -> str:
+    """A broker's URL."""
+    if value != "memory:":
+        raise click.BadParameter(f"{value!r} is no broker: use memory:", context, parameter)
+    return value
+
+
+def external_url(
+    context: click.Context, parameter: click.Parameter, value: str | None
+) -> str | None:
+    """The gRPC address that clients call: host:port, with or without a scheme."""
+    if value is not None and not _ADDRESS.fullmatch(value):
+        raise click.BadParameter(
+            f"{value!r} is no address: use host:port, such as agents.example.com:443",
+            context,
+            parameter,
+        )
+    return value

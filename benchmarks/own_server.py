@@ -1,0 +1,28 @@
+"""a2a-grpc, as `A2AServer` comes, with the store that the runner asks for."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from a2a_grpc import pb
+from a2a_grpc.config import ServerSettings
+from a2a_grpc.server import A2AServer
+from benchmarks.agent import BenchmarkAgent, Gates
+from benchmarks.serving import ServerOptions, serve
+
+
+@asynccontextmanager
+async def open_server(options: ServerOptions, gates: Gates) -> AsyncIterator[int]:
+    """Start the server."""
+    server = A2AServer(
+        BenchmarkAgent(pb, options.plan, gates),
+        storage=options.store,
+        settings=ServerSettings(port=0, grace=0.0),
+    )
+    async with server:
+        yield server.port
+
+
+if __name__ == "__main__":
+    serve(open_server, "grpcio", "protobuf")
