@@ -28,7 +28,15 @@ from a2a_grpc.errors import (
     TaskNotFoundError,
 )
 from a2a_grpc.push.guard import check_config
-from a2a_grpc.storage.base import AnyStorage, Head, Operation, Scope, error_outcome, task_ended
+from a2a_grpc.storage.base import (
+    NO_SCOPE,
+    AnyStorage,
+    Head,
+    Operation,
+    Scope,
+    error_outcome,
+    task_ended,
+)
 from a2a_grpc.task import TERMINAL_STATES
 
 RETRY_MARK = "a2a-grpc-retry"
@@ -230,7 +238,9 @@ class Admission:
 
 def scope_of(call: ServerCallContext) -> Scope:
     """Whose data the call may see."""
-    return Scope(call.tenant, call.principal.id)
+    tenant, principal = call.tenant, call.principal.id
+    # The one scope of an open server is kept with every operation and task: one object will do.
+    return Scope(tenant, principal) if tenant or principal else NO_SCOPE
 
 
 def require_push(card: pb.AgentCard) -> None:
@@ -240,11 +250,10 @@ def require_push(card: pb.AgentCard) -> None:
 
 
 def _deduplication_key(message: pb.Message, scope: Scope) -> bytes:
-    digest = hashlib.blake2b(digest_size=16)
-    for text in (*scope, message.message_id):
-        digest.update(len(text).to_bytes(4) + text.encode())
-    digest.update(message.SerializeToString(deterministic=True))
-    return digest.digest()
+    # The message holds its id; the lengths keep (ab, c) and (a, bc) apart.
+    owner = f"{len(scope.tenant)} {len(scope.principal)} {scope.tenant}{scope.principal}".encode()
+    content = message.SerializeToString(deterministic=True)
+    return hashlib.blake2b(owner + b"\0" + content, digest_size=16).digest()
 
 
 def _is_marked_as_retry(call: ServerCallContext) -> bool:

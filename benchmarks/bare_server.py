@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import accumulate
@@ -33,6 +34,7 @@ class BareServicer:
 
     def __init__(self, plan: Plan, gates: Gates) -> None:
         self._gates = gates
+        self._pace = plan.pace
         message = user_message(pb, 0)
         message.task_id, message.context_id = _TASK_ID, _CONTEXT_ID
         task = first_task(pb, _TASK_ID, _CONTEXT_ID, message)
@@ -86,6 +88,8 @@ class BareServicer:
                     await self._gates.passed(opened + number)
                 for event in part:
                     await context.write(event)
+                    if self._pace:
+                        await asyncio.sleep(self._pace)
 
         methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             "SendMessage": grpc.unary_unary_rpc_method_handler(send),

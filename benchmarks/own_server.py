@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -20,6 +21,7 @@ async def open_server(options: ServerOptions, gates: Gates) -> AsyncIterator[int
         storage=options.store,
         settings=ServerSettings(port=0, grace=0.0),
     )
+    gc.set_threshold(*A2AServer.GC_THRESHOLD)  # as A2AServer.run() does
     async with server:
         yield server.port
 

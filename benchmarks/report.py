@@ -24,6 +24,7 @@ class Figures:
 
     Attributes:
         cpu_us: microseconds of server CPU per unit.
+        spread: half the distance between the rounds with the least and the most, as a share of it.
         rate: units per second.
         latency_ms: milliseconds.
         payload: bytes per unit.
@@ -32,6 +33,7 @@ class Figures:
     """
 
     cpu_us: float
+    spread: float
     rate: float
     latency_ms: float
     payload: float
@@ -45,8 +47,10 @@ def figures(samples: list[Sample], bare: list[Sample], own: list[Sample]) -> Fig
     filled = [sample for sample in samples if sample.units]
     if not filled:
         return None
+    costs = [_cpu(sample) for sample in filled]
     return Figures(
-        cpu_us=_median(filled, _cpu) * 1e6,
+        cpu_us=statistics.median(costs) * 1e6,
+        spread=(max(costs) - min(costs)) / 2 / statistics.median(costs),
         rate=_median(filled, lambda sample: sample.units / sample.wall),
         latency_ms=_median(filled, lambda sample: sample.latency) * 1e3,
         payload=_median(filled, lambda sample: sample.payload / sample.units),
@@ -85,7 +89,7 @@ class Report:
         self._scenarios.append((scenario, results))
         lines = [f"\n{scenario.name}: {scenario.title}"]
         lines.append(
-            f"  {'':28}{'CPU µs/' + scenario.unit:>14}{'x bare':>9}{'x a2a-grpc':>12}"
+            f"  {'':28}{'CPU µs/' + scenario.unit:>14}{'':>6}{'x bare':>9}{'x a2a-grpc':>12}"
             f"{scenario.unit + 's/s':>12}{'p50 ms':>10}{'bytes':>8}{'lost':>9}"
         )
         rows = dict.fromkeys(row for result in results.values() for row in result.rows)
@@ -186,8 +190,9 @@ def _line(row: str, name: str, result: Result, found: Figures | None) -> str:
     if found is None:
         return f"  {label:28}{'failed' if result.failure else 'nothing delivered':>14}"
     bound = "*" if found.client_share >= CLIENT_BOUND else " "
+    spread = f"±{found.spread:.0%}"
     return (
-        f"  {label:28}{found.cpu_us:>14,.1f}{_number(found.to_bare, 2):>9}"
+        f"  {label:28}{found.cpu_us:>14,.1f}{spread:>6}{_number(found.to_bare, 2):>9}"
         f"{_number(found.to_own, 2):>12}{found.rate:>11,.0f}{bound}{found.latency_ms:>10,.2f}"
         f"{found.payload:>8,.0f}{result.faults.lost:>9,}"
     )

@@ -39,8 +39,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "admission": {"agent", "storage", "broker", "bus", "push", "telemetry"},
     "service": {
-        *("admission", "agent", "storage", "broker", "bus", "subscription", "cancellation"),
-        *("push", "telemetry"),
+        *("admission", "cancellation", "agent", "storage", "broker", "bus", "subscription", "push"),
+        "telemetry",
     },
     "wire": {"agent", "auth", "service", "subscription", "telemetry"},
     "client": {"telemetry"},

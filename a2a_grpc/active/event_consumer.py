@@ -32,6 +32,10 @@ from a2a_grpc.task import INTERRUPTED_STATES, TERMINAL_STATES, EntryKind, LogEnt
 
 logger = logging.getLogger(__name__)
 
+# Looking an enum's value up by name is not free, and these are needed for every task.
+_SUBMITTED = pb.TaskState.TASK_STATE_SUBMITTED
+_AGENT = pb.Role.ROLE_AGENT
+
 
 class EventConsumer:
     """Commits one turn's events, in order and in batches.
@@ -184,11 +188,11 @@ class EventConsumer:
             raise self._violates("published a Task after a Message; a reply has one or the other")
         self._check_ids("Task", event.id, event.context_id)
         self._check_readable("Task", *event.artifacts, *event.history, event.status.message)
-        task = pb.Task()
-        task.CopyFrom(event)
         operation = self.operation
+        response = pb.StreamResponse(task=event)
+        task = response.task
         task.id, task.context_id = operation.task_id, operation.context_id
-        self._complete_status(task.status, pb.TaskState.TASK_STATE_SUBMITTED)
+        self._complete_status(task.status, _SUBMITTED)
         sent = operation.request.message
         if all(message.message_id != sent.message_id for message in task.history):
             task.history.append(sent)
@@ -196,7 +200,7 @@ class EventConsumer:
             if not artifact.artifact_id:
                 raise self._violates("published a Task with an artifact without artifact_id")
         self._state_is_ours = True
-        self._take_whole_task(task)
+        self._take_whole_task(response)
 
     async def accept_whole_task(self, event: pb.Task) -> None:
         """Take in a Task event for a task that exists: what differs from it replaces its own.
@@ -214,8 +218,8 @@ class EventConsumer:
         if snapshot is None or self.lost:
             return
         before = snapshot.task
-        task = pb.Task()
-        task.CopyFrom(before)
+        response = pb.StreamResponse(task=before)
+        task = response.task
         known = {message.message_id for message in task.history}
         task.history.extend(m for m in event.history if m.message_id not in known)
         positions = {artifact.artifact_id: at for at, artifact in enumerate(task.artifacts)}
@@ -233,13 +237,14 @@ class EventConsumer:
             self._complete_status(task.status)
             self._state_is_ours = True
         if task != before:
-            self._take_whole_task(task)
+            self._take_whole_task(response)
 
-    def _take_whole_task(self, task: pb.Task) -> None:
+    def _take_whole_task(self, response: pb.StreamResponse) -> None:
+        task = response.task
         self._artifact_ids = {artifact.artifact_id for artifact in task.artifacts}
         self.state = task.status.state
         self._status_at = task.status.timestamp.ToNanoseconds()
-        self._append(pb.StreamResponse(task=task).SerializeToString())
+        self._append(response.SerializeToString())
 
     def _accept_status(self, event: pb.TaskStatusUpdateEvent) -> None:
         self._check_update("TaskStatusUpdateEvent", event.task_id, event.context_id)
@@ -316,7 +321,7 @@ class EventConsumer:
     def _complete_message(message: pb.Message, context_id: str) -> None:
         message.context_id = context_id
         message.message_id = message.message_id or str(uuid.uuid4())
-        message.role = message.role or pb.Role.ROLE_AGENT
+        message.role = message.role or _AGENT
 
     def _append(self, payload: bytes) -> None:
         self._version += 1

@@ -17,6 +17,8 @@ from typing import NamedTuple, Self
 from a2a_grpc import pb
 from a2a_grpc.storage.base import Outcome
 
+_INPUT_REQUIRED = pb.TaskState.TASK_STATE_INPUT_REQUIRED
+
 
 class Committed(NamedTuple):
     """What one commit did to a task, as told to readers after it was stored.
@@ -61,7 +63,7 @@ class OperationWatch:
             self.started = committed
         if committed.outcome is not None:
             self.ended = committed
-        if committed.settles and committed.state == pb.TaskState.TASK_STATE_INPUT_REQUIRED:
+        if committed.settles and committed.state == _INPUT_REQUIRED:
             self.asked = self.asked or committed
         if (committed.settles or committed.outcome is not None) and not self.settled.done():
             self.settled.set_result(committed)

@@ -122,6 +122,25 @@ class Operation:
     state: OperationState = OperationState.QUEUED
     outcome: Outcome | None = None
 
+    def copy(self) -> Operation:
+        """The same, to be changed apart; quicker than `dataclasses.replace`."""
+        return Operation(
+            self.id,
+            self.task_id,
+            self.context_id,
+            self.request,
+            self.scope,
+            self.creates_task,
+            self.deadline,
+            self.metadata,
+            self.extensions,
+            self.deduplication_key,
+            self.created_at,
+            self.attempts,
+            self.state,
+            self.outcome,
+        )
+
 
 class Turn(NamedTuple):
     """What `start_turn` hands to the engine.

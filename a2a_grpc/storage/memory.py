@@ -7,8 +7,9 @@ fewest words. Nothing here waits, so every method is atomic in the event loop.
 from __future__ import annotations
 
 import copy
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
@@ -49,7 +50,11 @@ _Key = tuple[int, str]
 
 
 class _Record:
-    """One task: its head, its log, and a fold that follows the log when somebody reads."""
+    """One task: its head, its log, and a fold that follows the log when somebody reads.
+
+    There are many of these, so a log is no more than the payloads of its entries: which of them are
+    messages of the user is kept aside, and events have a list of their own only if there are any.
+    """
 
     __slots__ = (
         "context_id",
@@ -59,6 +64,7 @@ class _Record:
         "folded",
         "listed",
         "log",
+        "messages",
         "running",
         "scope",
         "state",
@@ -74,9 +80,10 @@ class _Record:
         self.status_at = 0
         self.fence = 0
         self.running = False
-        self.log: list[LogEntry] = []
-        self.events: list[bytes] = []
-        self.fold = TaskFold()
+        self.log: list[bytes] = []
+        self.messages: list[int] | None = None  # versions
+        self.events = self.log
+        self.fold: TaskFold | None = None
         self.folded = 0
         self.listed: tuple[_Key, int] | None = None
 
@@ -94,17 +101,32 @@ class _Record:
         )
 
     def append(self, entry: LogEntry) -> None:
-        self.log.append(entry)
-        if entry.kind is EntryKind.EVENT:
+        if entry.kind is EntryKind.MESSAGE:
+            if self.messages is None:
+                self.messages, self.events = [], self.log.copy()
+            self.messages.append(entry.version)
+        elif self.messages is not None:
             self.events.append(entry.payload)
+        self.log.append(entry.payload)
+
+    def sequence_at(self, version: int) -> int:
+        return version - bisect_right(self.messages or (), version)
+
+    def entries(self, start: int, stop: int) -> Iterator[LogEntry]:
+        messages = self.messages or ()
+        for version in range(start + 1, stop + 1):
+            kind = EntryKind.MESSAGE if version in messages else EntryKind.EVENT
+            yield LogEntry(version, self.sequence_at(version), kind, self.log[version - 1])
 
     def task_at(self, version: int) -> pb.Task:
         if version < self.folded:
             fold = TaskFold()
-            fold.apply(self.log[:version])
+            fold.apply(self.entries(0, version))
             return fold.task
+        if self.fold is None:
+            self.fold = TaskFold()
         if version > self.folded:
-            self.fold.apply(self.log[self.folded : version])
+            self.fold.apply(self.entries(self.folded, version))
             self.folded = version
         result = pb.Task()
         result.CopyFrom(self.fold.task)
@@ -123,6 +145,10 @@ class _TaskList:
         # "" and 0 stand for any context and any state.
         self._keys: dict[tuple[str, int], list[_Key]] = {}
         self.stale: dict[str, _Record] = {}
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._keys and not self.stale
 
     def refresh(self) -> None:
         for record in self.stale.values():
@@ -203,10 +229,9 @@ class InMemoryStorage(Storage[ContextT]):
         if duplicates_since is not None and key:
             earlier = self._deduplication.get(key)
             if earlier is not None and earlier.created_at >= duplicates_since:
-                return replace(earlier)
+                return earlier.copy()
         self._make_room()
-        record = replace(operation)
-        self._operations[operation.id] = record
+        record = self._operations[operation.id] = operation.copy()
         if key:
             self._deduplication[key] = record
         if push_config is not None:
@@ -230,11 +255,11 @@ class InMemoryStorage(Storage[ContextT]):
 
     async def load_operation(self, operation_id: str) -> Operation | None:
         operation = self._operations.get(operation_id)
-        return None if operation is None else replace(operation)
+        return None if operation is None else operation.copy()
 
     async def unfinished_operations(self) -> list[Operation]:
         return [
-            replace(operation)
+            operation.copy()
             for operation in self._operations.values()
             if operation.state is not OperationState.DONE
         ]
@@ -270,7 +295,7 @@ class InMemoryStorage(Storage[ContextT]):
         record.fence += 1
         record.running = True
         snapshot = self._snapshot(record, None, None) if version else None
-        return Turn(replace(operation), record.fence, snapshot)
+        return Turn(operation.copy(), record.fence, snapshot)
 
     async def commit(self, commit: Commit) -> None:
         record = self._records.get(commit.task_id)
@@ -370,7 +395,7 @@ class InMemoryStorage(Storage[ContextT]):
             version = len(record.log)
         task = record.task_at(version)
         trim_history(task, history_length)
-        return Snapshot(task, version, record.log[version - 1].sequence)
+        return Snapshot(task, version, record.sequence_at(version))
 
     async def load_events(self, task_id: str, after: int, limit: int) -> list[bytes]:
         record = self._visible(task_id, None)
@@ -485,11 +510,13 @@ class InMemoryStorage(Storage[ContextT]):
         if record is None:
             return
         self._ended.pop(task_id, None)
-        self._bytes -= sum(len(entry.payload) for entry in record.log)
+        self._bytes -= sum(map(len, record.log))
         tasks = self._lists.get(record.scope)
         if tasks is not None:
             tasks.stale.pop(task_id, None)
             tasks.remove(record)
+            if tasks.is_empty:
+                del self._lists[record.scope]
         for config_id in self._targets.pop(task_id, ()):
             self._undelivered.discard((task_id, config_id))
 

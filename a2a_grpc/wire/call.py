@@ -58,6 +58,8 @@ class Gate:
         self._assumed = assume_version or ""
         self._served = {SUPPORTED_VERSION}
         self._open: set[asyncio.Task[Any]] = set()
+        # By the identity of the card, of which there are few; anybody can invent tenants.
+        self._extensions: dict[int, dict[str, bool]] = {}
         self._draining = False
         self._closed = False
 
@@ -141,16 +143,20 @@ class Gate:
 
         Raises ExtensionSupportRequiredError, and InvalidParamsError for an unknown tenant.
         """
-        declared = self._card_for(call.tenant).capabilities.extensions
+        card = self._card_for(call.tenant)  # raises for a tenant that does not exist
+        declared = self._extensions.get(id(card))
+        if declared is None:
+            declared = {e.uri: e.required for e in card.capabilities.extensions}
+            self._extensions[id(card)] = declared
         used = []
-        for extension in declared:
-            if extension.uri in call.requested_extensions:
-                used.append(extension.uri)
-            elif extension.required:
+        for uri, required in declared.items():
+            if uri in call.requested_extensions:
+                used.append(uri)
+            elif required:
                 raise ExtensionSupportRequiredError(
-                    f"this agent requires the extension {extension.uri}; name it in the metadata "
+                    f"this agent requires the extension {uri}; name it in the metadata "
                     f"{EXTENSIONS_KEY}",
-                    metadata={"extension": extension.uri},
+                    metadata={"extension": uri},
                 )
         if used:
             await context.send_initial_metadata(((EXTENSIONS_KEY, ",".join(used)),))
