@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 from a2a_grpc import pb as _pb
 from a2a_grpc.active.active_task import ActiveTask
 from a2a_grpc.active.event_consumer import EventConsumer
-from a2a_grpc.active.event_queue import EventQueue
 from a2a_grpc.active.registry import ActiveTaskRegistry
 from a2a_grpc.agent.call_context import Principal, ServerCallContext
-from a2a_grpc.agent.executor import AgentExecutor
+from a2a_grpc.agent.executor import AgentExecutor, EventQueue
 from a2a_grpc.agent.request_context import (
     RequestContext,
     RequestContextBuilder,

@@ -143,7 +143,7 @@ class A2AServer:
             card = self._card.get(tenant or "") if isinstance(self._card, Mapping) else self._card
             complete = partial(
                 complete_card,
-                name=type(executor).__name__,
+                name=getattr(executor, "name", type(executor).__name__),
                 url=self.settings.external_url or self.address,
                 has_extended_card=extended is not None,
             )

@@ -16,7 +16,7 @@ import grpc
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped, unused-ignore]
 
 from a2a_grpc import pb
-from a2a_grpc.agent.executor import AgentExecutor, Event, EventSink
+from a2a_grpc.agent.executor import AgentExecutor, Event, EventQueue
 from a2a_grpc.agent.request_context import RequestContext
 from a2a_grpc.config import ServerSettings
 from a2a_grpc.server import A2AServer
@@ -49,7 +49,7 @@ async def within(awaitable: Awaitable[T], seconds: float = PATIENCE) -> T:
 
 # Agents.
 
-Execute = Callable[[RequestContext, EventSink], Awaitable[None]]
+Execute = Callable[[RequestContext, EventQueue], Awaitable[None]]
 
 
 class Agent(AgentExecutor):
@@ -62,10 +62,10 @@ class Agent(AgentExecutor):
         self._cancel = cancel
         self.on_interruption = on_interruption  # type: ignore[misc, assignment]
 
-    async def execute(self, context: RequestContext, event_queue: EventSink) -> None:
+    async def execute(self, context: RequestContext, event_queue: EventQueue) -> None:
         await self._execute(context, event_queue)
 
-    async def cancel(self, context: RequestContext, event_queue: EventSink) -> None:
+    async def cancel(self, context: RequestContext, event_queue: EventQueue) -> None:
         if self._cancel is not None:
             await self._cancel(context, event_queue)
 
@@ -97,21 +97,21 @@ def chunk(text: str, artifact_id: str = "a", *, append: bool = False) -> pb.Task
 def publishing(*events: Event) -> Agent:
     """An agent that publishes these events and returns."""
 
-    async def execute(_: RequestContext, queue: EventSink) -> None:
+    async def execute(_: RequestContext, queue: EventQueue) -> None:
         for event in events:
             await queue.enqueue_event(event)
 
     return Agent(execute)
 
 
-async def echo(context: RequestContext, queue: EventSink) -> None:
+async def echo(context: RequestContext, queue: EventQueue) -> None:
     """A whole task: Task, one artifact with the user's text, COMPLETED."""
     await queue.enqueue_event(a_task())
     await queue.enqueue_event(chunk(context.get_user_input()))
     await queue.enqueue_event(status_update(COMPLETED))
 
 
-async def asking(context: RequestContext, queue: EventSink) -> None:
+async def asking(context: RequestContext, queue: EventQueue) -> None:
     """Asks back until the user says "done"."""
     if context.current_task is None:
         await queue.enqueue_event(a_task())
@@ -134,7 +134,7 @@ class Gated:
         self.cancelled = asyncio.Event()
         self.contexts: list[RequestContext] = []
 
-    async def execute(self, context: RequestContext, queue: EventSink) -> None:
+    async def execute(self, context: RequestContext, queue: EventQueue) -> None:
         self.contexts.append(context)
         if context.current_task is None:
             await queue.enqueue_event(a_task())
@@ -146,7 +146,7 @@ class Gated:
             raise
         await queue.enqueue_event(status_update(COMPLETED))
 
-    async def cancel(self, context: RequestContext, queue: EventSink) -> None: ...
+    async def cancel(self, context: RequestContext, queue: EventQueue) -> None: ...
 
 
 # Requests.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from a2a_grpc import pb
 from a2a_grpc.active.event_consumer import EventConsumer
-from a2a_grpc.active.event_queue import EventQueue
+from a2a_grpc.active.event_queue import TurnEventQueue
 from a2a_grpc.agent.call_context import Principal, ServerCallContext
 from a2a_grpc.agent.executor import AgentExecutor
 from a2a_grpc.agent.request_context import RequestContext, RequestContextBuilder
@@ -92,7 +92,7 @@ class AgentTurn:
             on_lost=self._stop_executing,
             on_commit=parts.on_commit,
         )
-        self._queue = EventQueue(self._consumer, self._attached)
+        self._queue = TurnEventQueue(self._consumer, self._attached)
         self._runner: asyncio.Task[object] | None = None
         self._executing: asyncio.Future[None] | None = None
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()

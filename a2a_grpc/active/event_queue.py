@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from a2a_grpc import pb
-from a2a_grpc.agent.executor import Event
+from a2a_grpc.agent.executor import Event, EventQueue
 
 if TYPE_CHECKING:
     from a2a_grpc.active.event_consumer import EventConsumer
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class EventQueue:
+class TurnEventQueue(EventQueue):
     """The agent's end of one turn.
 
     `enqueue_event` checks the event and hands it to the consumer, which commits in batches while
@@ -39,12 +39,7 @@ class EventQueue:
         return self._closed
 
     async def enqueue_event(self, event: Event) -> None:
-        """Publish an event.
-
-        Raises:
-            InvalidAgentResponseError: the protocol does not allow this event here; the turn will
-                end with the task FAILED, even if the agent ignores the error.
-        """
+        """Publish an event; see `EventQueue`."""
         consumer = self._consumer
         if self._closed:
             logger.warning(

@@ -13,14 +13,19 @@ Event = pb.Message | pb.Task | pb.TaskStatusUpdateEvent | pb.TaskArtifactUpdateE
 OnInterruption = Literal["fail", "restart"]
 
 
-class EventSink(Protocol):
-    """Where an agent publishes: the engine's `EventQueue`, or one of a test's own."""
+class EventQueue(Protocol):
+    """Where an agent publishes: the engine's queue of one turn, or one of a test's own."""
 
     async def enqueue_event(self, event: Event) -> None:
-        """Publish an event.
+        """Publish an event; it may wait until what came before is stored.
 
-        Raises InvalidAgentResponseError if the protocol does not allow it here.
+        Raises InvalidAgentResponseError if the protocol does not allow the event here; the turn
+        will end with the task FAILED, even if the agent ignores the error.
         """
+        ...
+
+    def is_closed(self) -> bool:
+        """Whether the turn is over; what is published then is dropped."""
         ...
 
 
@@ -35,7 +40,7 @@ class AgentExecutor:
 
     on_interruption: ClassVar[OnInterruption] = "fail"
 
-    async def execute(self, context: RequestContext, event_queue: EventSink) -> None:
+    async def execute(self, context: RequestContext, event_queue: EventQueue) -> None:
         """Work on one message.
 
         Publish either one Message, or a Task (the first time) followed by status and artifact
@@ -47,7 +52,7 @@ class AgentExecutor:
         """
         raise TypeError(f"{type(self).__name__} defines neither execute nor run")
 
-    async def cancel(self, context: RequestContext, event_queue: EventSink) -> None:
+    async def cancel(self, context: RequestContext, event_queue: EventQueue) -> None:
         """Called once when a running task is to be canceled; then `execute()` is cancelled.
 
         It may publish updates and a terminal state. If it publishes none in time, the engine writes

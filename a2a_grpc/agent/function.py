@@ -11,7 +11,7 @@ from collections.abc import AsyncIterable, Callable, Coroutine, Sequence
 from typing import Any, cast
 
 from a2a_grpc import pb
-from a2a_grpc.agent.executor import AgentExecutor, EventSink, OnInterruption
+from a2a_grpc.agent.executor import AgentExecutor, EventQueue, OnInterruption
 from a2a_grpc.agent.request_context import RequestContext
 from a2a_grpc.agent.values import to_part
 
@@ -34,9 +34,10 @@ class FunctionExecutor(AgentExecutor):
         self, function: Callable[[RequestContext], Any], on_interruption: OnInterruption = "fail"
     ) -> None:
         self._function = function
+        self.name: str = getattr(function, "__name__", type(function).__name__)
         self.on_interruption = on_interruption  # type: ignore[misc]  # per agent, not per class
 
-    async def execute(self, context: RequestContext, event_queue: EventSink) -> None:
+    async def execute(self, context: RequestContext, event_queue: EventQueue) -> None:
         turn = _Turn(context, event_queue)
         result = self._function(context)
         if isinstance(result, AsyncIterable):
@@ -66,7 +67,7 @@ class FunctionExecutor(AgentExecutor):
 
 
 class _Turn:
-    def __init__(self, context: RequestContext, event_queue: EventSink) -> None:
+    def __init__(self, context: RequestContext, event_queue: EventQueue) -> None:
         self._context = context
         self._publish = event_queue.enqueue_event
         self._started = False

@@ -32,7 +32,7 @@ from a2a_grpc import (
     UnauthenticatedError,
     pb,
 )
-from a2a_grpc.agent.executor import EventSink
+from a2a_grpc.agent.executor import EventQueue
 from tests.environments import ROOT, environment
 from tests.support import (
     CANCELED,
@@ -193,7 +193,7 @@ class WordAgent(AgentExecutor):
     def __init__(self) -> None:
         self._gates: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
 
-    async def execute(self, context: RequestContext, event_queue: EventSink) -> None:
+    async def execute(self, context: RequestContext, event_queue: EventQueue) -> None:
         publish = event_queue.enqueue_event
         word, _, rest = context.get_user_input().partition(" ")
         if context.current_task is not None:
@@ -243,7 +243,7 @@ class WordAgent(AgentExecutor):
             case _:
                 raise RuntimeError(f"no such word: {word}")
 
-    async def _interview(self, context: RequestContext, event_queue: EventSink) -> None:
+    async def _interview(self, context: RequestContext, event_queue: EventQueue) -> None:
         word, _, gate = context.get_user_input().partition(" ")
         if word != "done" or context.current_task is None:
             await event_queue.enqueue_event(status_update(INPUT_REQUIRED, "go on"))
@@ -255,7 +255,7 @@ class WordAgent(AgentExecutor):
         await event_queue.enqueue_event(chunk(" ".join(said)))
         await event_queue.enqueue_event(status_update(COMPLETED))
 
-    async def cancel(self, context: RequestContext, event_queue: EventSink) -> None:
+    async def cancel(self, context: RequestContext, event_queue: EventQueue) -> None:
         await event_queue.enqueue_event(status_update(CANCELED, "stopped"))
 
 
