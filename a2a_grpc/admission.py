@@ -25,6 +25,7 @@ from a2a_grpc.errors import (
     ContentTypeNotSupportedError,
     InvalidParamsError,
     PushNotificationNotSupportedError,
+    ResourceExhaustedError,
     TaskNotFoundError,
 )
 from a2a_grpc.push.guard import check_config
@@ -116,6 +117,8 @@ class Admission:
         key = _deduplication_key(message, scope)
         push_config = self._inline_push_config(request, card)
         head = await self._head_of(message, scope)
+        if head is not None and push_config is not None:
+            await self.check_push_room(head.task_id, push_config.id)
         looks_up = self._looks_up(call)
         if head is not None and head.state in TERMINAL_STATES and not looks_up:
             raise task_ended(head.task_id, head.state)
@@ -171,11 +174,14 @@ class Admission:
             await self._broker.run_task(TaskSendParams(operation.task_id, operation.id))
         except A2AError as error:
             # The caller is told, and whoever sent the same, so the record must not run later.
-            outcome = error_outcome(error)
+            outcome = error_outcome(error, refused=True)
             await self._storage.finish_operation(operation.id, outcome)
             await self._bus.publish(
                 Committed(operation.task_id, 0, 0, 0, operation_id=operation.id, outcome=outcome)
             )
+            if prepared.push_config is not None and prepared.head is None:
+                # Of a task that will never be.
+                await self._storage.delete_push_config(operation.task_id, prepared.push_config.id)
             raise
         return operation
 
@@ -226,6 +232,16 @@ class Admission:
         self.check_push_config(config, field)
         config.tenant = request.tenant
         return config
+
+    async def check_push_room(self, task_id: str, config_id: str) -> None:
+        """Raises ResourceExhaustedError if the task has no room for another configuration."""
+        targets = await self._storage.load_push_configs(task_id)
+        if len(targets) >= self._settings.max_push_configs and all(
+            target.config.id != config_id for target in targets
+        ):
+            raise ResourceExhaustedError(
+                f"task {task_id!r} has {len(targets)} push configurations; delete one first"
+            )
 
     def check_push_config(self, config: pb.TaskPushNotificationConfig, prefix: str = "") -> None:
         """Check a configuration and give it an id; `prefix` is its path in the request.

@@ -233,6 +233,8 @@ def dump_error(error: A2AError) -> bytes:
         "message": error.message,
         "metadata": error.metadata,
     }
+    if isinstance(error, RetryableError):
+        kept["retry_after"] = error.retry_after
     if isinstance(error, InvalidParamsError):
         kept["violations"] = [[v.field, v.description] for v in error.violations]
     return json.dumps(kept).encode()
@@ -248,6 +250,8 @@ def load_error(data: bytes) -> A2AError:
             violations=[FieldViolation(*violation) for violation in kept["violations"]],
             metadata=kept["metadata"],
         )
+    if issubclass(cls, RetryableError):
+        return cls(kept["message"], retry_after=kept["retry_after"], metadata=kept["metadata"])
     return cls(kept["message"], metadata=kept["metadata"])
 
 

@@ -31,10 +31,10 @@ from a2a_grpc.broker.memory import InMemoryBroker
 from a2a_grpc.bus.base import EventBus
 from a2a_grpc.bus.memory import InMemoryBus
 from a2a_grpc.config import ServerSettings
-from a2a_grpc.errors import InvalidParamsError
+from a2a_grpc.errors import InvalidParamsError, ResourceExhaustedError
 from a2a_grpc.push.delivery import PushDelivery, PushSettings
 from a2a_grpc.service import A2AService, AgentCards
-from a2a_grpc.storage.base import AnyStorage
+from a2a_grpc.storage.base import AnyStorage, Operation
 from a2a_grpc.storage.memory import InMemoryStorage
 from a2a_grpc.wire.call import Gate
 from a2a_grpc.wire.card import complete_card
@@ -132,7 +132,7 @@ class A2AServer:
 
     @staticmethod
     def _of_tenant(known: Mapping[str | None, T], tenant: str) -> T:
-        found = known.get(None) or known.get(tenant)
+        found = known.get(None if None in known else tenant)
         if found is None:
             raise InvalidParamsError.field("tenant", "names no agent of this server")
         return found
@@ -226,7 +226,7 @@ class A2AServer:
         await stack.enter_async_context(WorkerLoop(broker, registry, grace=settings.grace))
         for operation in await storage.unfinished_operations():
             push.expect(operation.task_id)
-            await broker.run_task(TaskSendParams(operation.task_id, operation.id))
+            await _submit_again(broker, operation)
         sweeper = asyncio.create_task(self._sweep(storage), name="sweeper")
         stack.push_async_callback(_cancelled, sweeper)
         await server.start()
@@ -327,6 +327,17 @@ def _made_by(
     extended: ExtendedCard, complete: Callable[[pb.AgentCard], pb.AgentCard]
 ) -> Callable[[ServerCallContext], pb.AgentCard]:
     return lambda call: complete(extended(call) if callable(extended) else extended)
+
+
+async def _submit_again(broker: Broker, operation: Operation) -> None:
+    """Submit what an earlier process left; where there is more than fits, wait for the worker."""
+    while True:
+        try:
+            await broker.run_task(TaskSendParams(operation.task_id, operation.id))
+        except ResourceExhaustedError as error:
+            await asyncio.sleep(error.retry_after or 1.0)
+        else:
+            return
 
 
 def _open_storage(storage: AnyStorage | str | None) -> AnyStorage:

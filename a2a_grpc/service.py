@@ -21,12 +21,10 @@ from a2a_grpc.cancellation import cancel_idle_task
 from a2a_grpc.errors import (
     ExtendedAgentCardNotConfiguredError,
     InvalidParamsError,
-    ResourceExhaustedError,
     TaskNotCancelableError,
     TaskNotFoundError,
     UnauthenticatedError,
     UnsupportedOperationError,
-    load_error,
 )
 from a2a_grpc.paging import page_token, read_page_token
 from a2a_grpc.storage.base import (
@@ -152,8 +150,8 @@ class A2AService:
     async def _outcome(
         self, operation: Operation, outcome: Outcome, request: pb.SendMessageRequest
     ) -> pb.Task | pb.Message:
-        if outcome.kind is OutcomeKind.ERROR:
-            raise load_error(outcome.payload)
+        if (error := outcome.error()) is not None:
+            raise error
         if outcome.kind is OutcomeKind.MESSAGE:
             return pb.Message.FromString(outcome.payload)
         return await self._task_result(operation.task_id, outcome.version, request)
@@ -208,8 +206,8 @@ class A2AService:
             if outcome is not None and outcome.kind is OutcomeKind.MESSAGE:
                 yield _response(pb.Message.FromString(outcome.payload))
                 return
-            if outcome is not None and outcome.kind is OutcomeKind.ERROR:
-                raise load_error(outcome.payload)
+            if outcome is not None and (error := outcome.error()) is not None:
+                raise error
             if outcome is not None or await self._storage.load_head(operation.task_id) is not None:
                 version = None if outcome is None else outcome.version
                 yield await self._first(subscription, version, history_length, numbered)
@@ -366,13 +364,7 @@ class A2AService:
         config = pb.TaskPushNotificationConfig()
         config.CopyFrom(request)
         self._admission.check_push_config(config)
-        targets = await self._storage.load_push_configs(head.task_id)
-        if len(targets) >= self._settings.max_push_configs and all(
-            target.config.id != config.id for target in targets
-        ):
-            raise ResourceExhaustedError(
-                f"task {head.task_id!r} has {len(targets)} push configurations; delete one first"
-            )
+        await self._admission.check_push_room(head.task_id, config.id)
         await self._storage.save_push_config(config, scope=head.scope)
         self._on_push_config(head.task_id)
         return config

@@ -14,7 +14,7 @@ from typing import NamedTuple, Self
 
 from a2a_grpc import pb
 from a2a_grpc.bus.base import EventBus, OperationWatch, TaskChannel
-from a2a_grpc.errors import TaskNotFoundError, load_error
+from a2a_grpc.errors import TaskNotFoundError
 from a2a_grpc.storage.base import AnyStorage, LogTruncatedError, OutcomeKind, Snapshot
 from a2a_grpc.task import TERMINAL_STATES, EntryKind, LogEntry
 
@@ -133,14 +133,17 @@ class Subscription:
                     )
                 except LogTruncatedError:
                     snapshot = await self._storage.load_snapshot(self._task_id)
-                    if snapshot is None:
-                        return  # the task was forgotten meanwhile
-                    self.start_from(snapshot)
-                    whole = pb.StreamResponse(task=snapshot.task).SerializeToString()
-                    yield Streamed(snapshot.sequence, whole, True)
-                    continue
+                    if snapshot is not None:
+                        self.start_from(snapshot)
+                        whole = pb.StreamResponse(task=snapshot.task).SerializeToString()
+                        yield Streamed(snapshot.sequence, whole, True)
+                        continue
+                    batch = []
+                if not batch:
+                    return  # there was an event to read, and now there is none: the task is gone
             end = self._end()
-            for payload in batch if end is None else batch[: end - self._after]:
+            # Nothing, if the operation's end was behind a reset.
+            for payload in batch if end is None else batch[: max(0, end - self._after)]:
                 self._after += 1
                 yield Streamed(self._after, payload)
             if batch and (end is None or self._after < end):
@@ -151,8 +154,8 @@ class Subscription:
 
         ended = None if self._watch is None else self._watch.ended
         outcome = None if ended is None else ended.outcome
-        if outcome is not None and outcome.kind is OutcomeKind.ERROR:
-            raise load_error(outcome.payload)
+        if outcome is not None and (error := outcome.error()) is not None:
+            raise error
         if outcome is not None and outcome.kind is OutcomeKind.MESSAGE:
             reply = pb.StreamResponse(message=pb.Message.FromString(outcome.payload))
             yield Streamed(0, reply.SerializeToString())

@@ -71,7 +71,7 @@ class ActiveTask:
         self._turn: AgentTurn | None = None
         self._cancellation: ServerCallContext | None = None
         self._references = 0
-        self._interrupted = False
+        self._interruption: str | None = None
 
     @property
     def task_id(self) -> str:
@@ -149,7 +149,7 @@ class ActiveTask:
 
     async def _produce(self) -> None:
         try:
-            while self._requests and not self._interrupted:
+            while self._requests and self._interruption is None:
                 request = self._requests.popleft()
                 try:
                     done = await self._serve(request)
@@ -184,7 +184,7 @@ class ActiveTask:
             if operation is not None and operation.outcome is not None:
                 await self._tell(operation, operation.outcome)
             return True
-        self._turn = AgentTurn(turn, self._parts, request.context)
+        self._turn = AgentTurn(turn, self._parts, request.context, interruption=self._interruption)
         if self._cancellation is not None:
             self._turn.start_canceling(self._cancellation)
         try:
@@ -242,7 +242,7 @@ class ActiveTask:
 
     async def interrupt(self, reason: str) -> None:
         """Stop for good: the turn is cut off, and requests that wait are handed back."""
-        self._interrupted = True
+        self._interruption = reason
         producer = self._producer
         if self._turn is not None:
             await self._turn.interrupt(reason)

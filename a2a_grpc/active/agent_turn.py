@@ -14,7 +14,13 @@ from a2a_grpc.agent.call_context import Principal, ServerCallContext
 from a2a_grpc.agent.executor import AgentExecutor
 from a2a_grpc.agent.request_context import RequestContext, RequestContextBuilder
 from a2a_grpc.bus.base import Committed, EventBus
-from a2a_grpc.errors import A2AError, InternalError, InvalidAgentResponseError, as_a2a_error
+from a2a_grpc.errors import (
+    A2AError,
+    InternalError,
+    InvalidAgentResponseError,
+    InvalidParamsError,
+    as_a2a_error,
+)
 from a2a_grpc.storage.base import (
     AnyStorage,
     Operation,
@@ -29,6 +35,7 @@ logger = logging.getLogger(__name__)
 FAILED_TEXT = "The agent failed; the server's log says why."
 UNFINISHED_TEXT = "The agent returned without finishing the turn; the server's log says more."
 INTERRUPTED_TEXT = "The server stopped while the agent was working."
+NO_AGENT_TEXT = "The server has no agent for the task's tenant any more."
 EXHAUSTED_TEXT = "The server stopped while the agent was working, at every attempt."
 
 _FAILED = pb.TaskState.TASK_STATE_FAILED
@@ -78,13 +85,25 @@ class AgentTurn:
         turn: the turn, as storage began it.
         parts: what active tasks share.
         context: the request's context where there is one already; otherwise it is built.
+        interruption: why the turn is cut off before it begins, if it is.
     """
 
-    def __init__(self, turn: Turn, parts: ActiveParts, context: RequestContext | None) -> None:
+    def __init__(
+        self,
+        turn: Turn,
+        parts: ActiveParts,
+        context: RequestContext | None,
+        *,
+        interruption: str | None = None,
+    ) -> None:
         self._turn = turn
         self._parts = parts
         self._context = context
-        self._executor = parts.executor_for(turn.operation.scope.tenant)
+        self._executor: AgentExecutor | None
+        try:
+            self._executor = parts.executor_for(turn.operation.scope.tenant)
+        except InvalidParamsError:
+            self._executor = None  # served when the message was admitted, and no longer
         self._consumer = EventConsumer(
             turn,
             storage=parts.storage,
@@ -97,7 +116,7 @@ class AgentTurn:
         self._executing: asyncio.Future[None] | None = None
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._cancellation: asyncio.Task[None] | None = None
-        self._interruption: str | None = None
+        self._interruption = interruption
 
     async def run(self) -> bool:
         """Work; returns whether the operation is over, or has to be delivered again.
@@ -165,6 +184,8 @@ class AgentTurn:
 
     def _reason_to_give_up(self) -> str:
         attempts = self._turn.operation.attempts
+        if self._executor is None:
+            return NO_AGENT_TEXT
         if attempts == 1:
             return ""
         if not self._restarts:
@@ -178,7 +199,7 @@ class AgentTurn:
         self._executing = asyncio.get_running_loop().create_future()
         try:
             self._context = context = await self._build_context()
-            if self._cancellation is None:
+            if self._cancellation is None and self._executor is not None:
                 await self._executor.execute(context, self._queue)
         except asyncio.CancelledError as error:
             if self._runner is not None and not self._runner.cancelling():
@@ -217,6 +238,17 @@ class AgentTurn:
         )
 
     async def _finish(self, error: Exception | None) -> None:
+        await self._settle(error)
+        if not self._consumer.visible and not self._consumer.lost:
+            # There is no task, so nothing will ever be pushed to what the message registered.
+            await self._forget_push_config()
+
+    async def _forget_push_config(self) -> None:
+        if self._turn.operation.request.configuration.HasField("task_push_notification_config"):
+            for target in await self._parts.storage.load_push_configs(self._id):
+                await self._parts.storage.delete_push_config(self._id, target.config.id)
+
+    async def _settle(self, error: Exception | None) -> None:
         consumer = self._consumer
         related = self._attached()
         problem: A2AError | None = consumer.violation
@@ -284,7 +316,8 @@ class AgentTurn:
         context.is_cancelled = True
         try:
             async with asyncio.timeout(timeout):
-                await self._executor.cancel(context, self._queue)
+                if self._executor is not None:
+                    await self._executor.cancel(context, self._queue)
         except TimeoutError:
             logger.warning("task %s: cancel() took longer than %gs", self._id, timeout)
         except Exception:

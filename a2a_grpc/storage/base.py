@@ -23,6 +23,7 @@ from a2a_grpc.errors import (
     TaskNotFoundError,
     UnsupportedOperationError,
     dump_error,
+    load_error,
 )
 
 ContextT = TypeVar("ContextT")
@@ -68,11 +69,16 @@ class OperationState(IntEnum):
 
 
 class OutcomeKind(IntEnum):
-    """What an operation came to."""
+    """What an operation came to.
+
+    REFUSED is an error from before anything ran, such as a full queue: sent again, the message is
+    new work.
+    """
 
     TASK = 0
     MESSAGE = 1
     ERROR = 2
+    REFUSED = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +86,17 @@ class Outcome:
     """The result of an operation.
 
     `version` is the task's version at its end (0 where there is no task); `payload` is a serialized
-    Message for MESSAGE, and for ERROR what `errors.dump_error` made of it.
+    Message for MESSAGE, and for ERROR and REFUSED what `errors.dump_error` made of the error.
     """
 
     kind: OutcomeKind
     version: int = 0
     payload: bytes = b""
+
+    def error(self) -> A2AError | None:
+        """The error for the caller, if it is one."""
+        failed = self.kind in (OutcomeKind.ERROR, OutcomeKind.REFUSED)
+        return load_error(self.payload) if failed else None
 
 
 @dataclass(slots=True)
@@ -121,6 +132,11 @@ class Operation:
     attempts: int = 0
     state: OperationState = OperationState.QUEUED
     outcome: Outcome | None = None
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether it never ran, so that the same message is no duplicate of it."""
+        return self.outcome is not None and self.outcome.kind is OutcomeKind.REFUSED
 
     def copy(self) -> Operation:
         """The same, to be changed apart; quicker than `dataclasses.replace`."""
@@ -212,9 +228,10 @@ class Commit:
     related: Sequence[pb.Task] = ()
 
 
-def error_outcome(error: A2AError) -> Outcome:
+def error_outcome(error: A2AError, *, refused: bool = False) -> Outcome:
     """The outcome of an operation that ends with an error for its caller."""
-    return Outcome(OutcomeKind.ERROR, payload=dump_error(error))
+    kind = OutcomeKind.REFUSED if refused else OutcomeKind.ERROR
+    return Outcome(kind, payload=dump_error(error))
 
 
 def finished_task_outcome(head: Head, attempts: int) -> Outcome:
@@ -354,7 +371,8 @@ class Storage(ABC, Generic[ContextT]):
         """Record an operation, and the push configuration that came with it.
 
         With `duplicates_since` (seconds since the epoch), an operation recorded since then with the
-        same deduplication key is returned instead, and nothing is recorded.
+        same deduplication key is returned instead, and nothing is recorded; one that was refused
+        does not count.
         """
 
     @abstractmethod

@@ -228,7 +228,8 @@ class InMemoryStorage(Storage[ContextT]):
         key = operation.deduplication_key
         if duplicates_since is not None and key:
             earlier = self._deduplication.get(key)
-            if earlier is not None and earlier.created_at >= duplicates_since:
+            recent = earlier is not None and earlier.created_at >= duplicates_since
+            if recent and earlier is not None and not earlier.is_refused:
                 return earlier.copy()
         self._make_room()
         record = self._operations[operation.id] = operation.copy()

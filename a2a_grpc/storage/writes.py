@@ -105,7 +105,9 @@ class Admit(Write[Operation]):
         known = group.operations.get(self.operation.id)
         if known is None and self.duplicates_since is not None:
             known = group.newest_by_key.get(self.operation.deduplication_key)
-            if known is not None and known.operation.created_at < self.duplicates_since:
+            if known is not None and (
+                known.operation.is_refused or known.operation.created_at < self.duplicates_since
+            ):
                 known = None
         if known is not None:
             return replace(known.operation)

@@ -15,7 +15,6 @@ from a2a_grpc.server import A2AServer
 from a2a_grpc.storage.memory import InMemoryStorage
 from a2a_grpc.storage.sql import SqlStorage
 from tests.support import (
-    PATIENCE,
     Agent,
     Client,
     Gated,
@@ -56,13 +55,12 @@ async def run_to_its_end(s: Client, text: str = "done") -> str:
 
 async def forgotten(s: Client, task_id: str) -> None:
     """Wait until the task is."""
-    async with asyncio.timeout(PATIENCE):
+
+    async def ask() -> None:
         while True:
-            try:
-                await s.get(task_id)
-            except grpc.aio.AioRpcError as error:
-                assert error.code() is grpc.StatusCode.NOT_FOUND
-                return
+            await s.get(task_id)
+
+    assert_error(await refused(ask()), "TASK_NOT_FOUND")
 
 
 async def test_finished_task_is_forgotten_and_unfinished_ones_are_not(

@@ -1,4 +1,4 @@
-"""A2AServer itself: what it takes, how it starts, and how a process that is one ends (promise 10)."""
+"""A2AServer: what it takes, how it starts, and how a process that is one ends (promise 10)."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ async def test_server_opens_and_closes_the_store_that_it_is_given(sqlite: str) -
         task = await s.send()
         assert await storage.load_task(task.id) == task
     with pytest.raises(UnavailableError, match="not open"):
-        await storage.load_task(task.id)
+        await storage.unfinished_operations()
     async with serving(echo, storage=storage) as s:
         assert await s.get(task.id) == task
 
@@ -121,10 +121,13 @@ async def test_server_opens_and_closes_the_store_that_it_is_given(sqlite: str) -
 async def test_error_inside_the_block_closes_the_server_and_goes_on(sqlite: str) -> None:
     class Mine(Exception): ...
 
-    with pytest.raises(Mine):
+    async def fail() -> None:
         async with serving(echo, storage=sqlite) as s:
             await s.send()
             raise Mine
+
+    with pytest.raises(Mine):
+        await fail()
     async with serving(echo, storage=sqlite) as s:
         assert (await s.list()).total_size == 1
 
@@ -151,7 +154,9 @@ class Endless(AgentExecutor):
 
 
 server = A2AServer(
-    Endless(), storage="sqlite:///a2a.db", settings=ServerSettings(port=0, grace=0.0)
+    Endless(),
+    storage="sqlite:///a2a.db",
+    settings=ServerSettings(port=0, grace=0.0, cancel_timeout=1.0),
 )
 
 

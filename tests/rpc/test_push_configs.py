@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 
 from a2a_grpc import pb
+from a2a_grpc.admission import ServiceSettings
 from tests.support import (
     Client,
     Gated,
     asking,
     assert_error,
     assert_invalid,
+    concurrently,
     echo,
     refused,
     request,
@@ -95,6 +97,26 @@ async def test_bad_token_is_refused(token: str) -> None:
             pb.ListTaskPushNotificationConfigsRequest(task_id=task.id, page_token=token),
         )
         assert_invalid(await refused(call), "page_token")
+
+
+async def test_task_has_room_for_a_number_of_configurations(serve: Callable[..., Any]) -> None:
+    most = ServiceSettings().max_push_configs
+    async with serve(asking) as s:
+        task, other = await s.send(), await s.send()
+        await concurrently(*(create(s, task.id, id=f"{number}") for number in range(most)))
+        status = await refused(create(s, task.id, id="one more"))
+        assert_error(status, "RESOURCE_EXHAUSTED")
+        assert task.id in status.message
+        assert status.retry_after is None, "waiting does not help"
+        # The bound is on their number: what is there may be replaced, and other tasks have room.
+        await create(s, task.id, id="0", token="new")
+        await create(s, other.id, id="one more")
+        await s.call(
+            "DeleteTaskPushNotificationConfig",
+            pb.DeleteTaskPushNotificationConfigRequest(task_id=task.id, id="1"),
+        )
+        await create(s, task.id, id="one more")
+        assert len((await listed(s, task.id)).configs) == most
 
 
 async def test_delete_is_idempotent(serve: Callable[..., Any]) -> None:
