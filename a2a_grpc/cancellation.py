@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import Callable
 
 from a2a_grpc import pb
 from a2a_grpc.bus.base import Committed, EventBus
+from a2a_grpc.errors import UnavailableError
 from a2a_grpc.storage.base import AnyStorage, Commit, FenceLostError, Head, VersionConflictError
 from a2a_grpc.task import event_entry
 
+_under_way: set[asyncio.Task[bool]] = set()
 
-async def cancel_idle_task(storage: AnyStorage, bus: EventBus, head: Head) -> bool:
-    """Commit and publish CANCELED; False if the task has moved on since `head` was read."""
+
+async def cancel_idle_task(
+    storage: AnyStorage, bus: EventBus, head: Head, on_commit: Callable[[str], None]
+) -> bool:
+    """Commit and publish CANCELED; False if the task has moved on since `head` was read.
+
+    A caller who goes away does not stop it between the two. `on_commit` is called with the task's
+    id afterwards.
+    """
+    task = asyncio.create_task(
+        _cancel_idle_task(storage, bus, head, on_commit), name=f"cancel:{head.task_id}"
+    )
+    _under_way.add(task)
+    task.add_done_callback(_under_way.discard)
+    return await asyncio.shield(task)
+
+
+async def _cancel_idle_task(
+    storage: AnyStorage, bus: EventBus, head: Head, on_commit: Callable[[str], None]
+) -> bool:
     now = time.time_ns()
     canceled = pb.TaskState.TASK_STATE_CANCELED
     update = pb.TaskStatusUpdateEvent(task_id=head.task_id, context_id=head.context_id)
@@ -36,7 +58,13 @@ async def cancel_idle_task(storage: AnyStorage, bus: EventBus, head: Head) -> bo
         )
     except (FenceLostError, VersionConflictError):
         return False
+    except UnavailableError:
+        # Perhaps only the answer was lost.
+        after = await storage.load_head(head.task_id)
+        if after is None or (after.state, after.version) != (canceled, entry.version):
+            raise
     await bus.publish(
         Committed(head.task_id, entry.version, entry.sequence, canceled, [entry.payload])
     )
+    on_commit(head.task_id)
     return True

@@ -8,6 +8,9 @@ import json
 
 from a2a_grpc.errors import InvalidParamsError
 
+MAX_TOKEN_LENGTH = 4096
+"""Characters; far more than an id of the greatest length takes."""
+
 
 def page_token(after: tuple[int, str], filters: str) -> str:
     """The token for the page that follows `after`."""
@@ -21,11 +24,14 @@ def read_page_token(token: str, filters: str) -> tuple[int, str]:
     Raises InvalidParamsError for a token that was not given out for the same filters.
     """
     try:
+        if len(token) > MAX_TOKEN_LENGTH:
+            raise ValueError("too long")
         padded = token + "=" * (-len(token) % 4)
         at, last, fingerprint = json.loads(base64.b64decode(padded, b"-_", validate=True))
-        if isinstance(at, int) and isinstance(last, str) and fingerprint == _fingerprint(filters):
+        ours = isinstance(at, int) and abs(at) < 2**63 and isinstance(last, str)
+        if ours and last.isprintable() and fingerprint == _fingerprint(filters):
             return at, last
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         pass
     raise InvalidParamsError.field(
         "page_token", "is not a token that this server gave out for the same filters"

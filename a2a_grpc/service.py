@@ -112,9 +112,10 @@ class A2AService:
                 if not immediately:
                     settled = await watch.settled
                     return await self._result(operation, settled, request)
-                # A new task is waited for; one that exists, until the message is in.
-                busy = head is not None and head.running
-                while not busy and not (channel.version or watch.started or watch.ended):
+                # A new task is waited for, and one that exists and is idle until the message is in.
+                while not (watch.ended or (channel.version if head is None else watch.started)):
+                    if head is not None and _is_busy(head):
+                        break
                     await channel.changed()
                 if watch.ended is not None:
                     return await self._result(operation, watch.ended, request)
@@ -134,9 +135,13 @@ class A2AService:
             if operation.outcome is not None:
                 return await self._outcome(operation, operation.outcome, request)
             head = await self._storage.load_head(operation.task_id)
-            if head is not None and (
-                request.configuration.return_immediately or _is_interrupted_by(operation, head)
-            ):
+            immediately = request.configuration.return_immediately
+            if head is None and immediately:
+                while not (channel.version or watch.ended):
+                    await channel.changed()
+                if watch.ended is None:
+                    return await self._task_result(operation.task_id, None, request)
+            if head is not None and (immediately or _is_interrupted_by(operation, head)):
                 return await self._task_result(operation.task_id, head.version, request)
             return await self._result(operation, await watch.settled, request)
 
@@ -185,7 +190,7 @@ class A2AService:
             if taken_in.id == operation.id:
                 if head is not None:
                     # The Task as the turn begins; one that is busy is shown, and followed, at once.
-                    while not (head.running or watch.started or watch.ended):
+                    while not (_is_busy(head) or watch.started or watch.ended):
                         await subscription.channel.changed()
                     version = watch.started.version if watch.started else None
                     yield await self._first(subscription, version, history_length, numbered)
@@ -297,8 +302,7 @@ class A2AService:
                     )
                 if not head.running:
                     asked = True
-                    if await cancel_idle_task(self._storage, self._bus, head):
-                        self._on_commit(head.task_id)
+                    if await cancel_idle_task(self._storage, self._bus, head, self._on_commit):
                         break
                     continue
                 # Asked again at every look: whoever runs the task counts it once.
@@ -439,6 +443,11 @@ class A2AService:
             raise UnsupportedOperationError(
                 "this agent does not declare the capability streaming in its card; use SendMessage"
             )
+
+
+def _is_busy(head: Head) -> bool:
+    # An agent that has asked for input is about to return.
+    return head.running and head.state != pb.TaskState.TASK_STATE_INPUT_REQUIRED
 
 
 def _is_interrupted_by(operation: Operation, head: Head) -> bool:

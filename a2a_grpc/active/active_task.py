@@ -230,8 +230,8 @@ class ActiveTask:
             asked = True
             if head.running:
                 await self.cancel_turn(call_context)
-            elif await cancel_idle_task(storage, self._parts.bus, head):
-                self._parts.on_commit(self._task_id)
+            else:
+                await cancel_idle_task(storage, self._parts.bus, head, self._parts.on_commit)
 
     async def cancel_turn(self, call_context: ServerCallContext) -> None:
         """Cancel the turn that runs, if one does, and wait until it is over."""

@@ -19,6 +19,7 @@ from a2a_grpc.errors import (
     InternalError,
     InvalidAgentResponseError,
     InvalidParamsError,
+    UnavailableError,
     as_a2a_error,
 )
 from a2a_grpc.storage.base import (
@@ -34,9 +35,9 @@ logger = logging.getLogger(__name__)
 
 FAILED_TEXT = "The agent failed; the server's log says why."
 UNFINISHED_TEXT = "The agent returned without finishing the turn; the server's log says more."
-INTERRUPTED_TEXT = "The server stopped while the agent was working."
+INTERRUPTED_TEXT = "The server stopped, or lost the task, while the agent was working."
 NO_AGENT_TEXT = "The server has no agent for the task's tenant any more."
-EXHAUSTED_TEXT = "The server stopped while the agent was working, at every attempt."
+EXHAUSTED_TEXT = "The server stopped, or lost the task, at every attempt of the agent."
 
 _FAILED = pb.TaskState.TASK_STATE_FAILED
 _CANCELED = pb.TaskState.TASK_STATE_CANCELED
@@ -70,6 +71,10 @@ class ActiveParts:
     executor_for: Callable[[str], AgentExecutor]
     settings: ActiveSettings = ActiveSettings()
     on_commit: Callable[[str], None] = lambda _: None
+
+
+_left_behind: set[asyncio.Task[None]] = set()
+"""Agents that ignored their cancellation: kept, so that they are not collected while they run."""
 
 
 class AgentTurn:
@@ -110,10 +115,11 @@ class AgentTurn:
             bus=parts.bus,
             on_lost=self._stop_executing,
             on_commit=parts.on_commit,
+            goes_on=self._agent_goes_on,
         )
         self._queue = TurnEventQueue(self._consumer, self._attached)
-        self._runner: asyncio.Task[object] | None = None
-        self._executing: asyncio.Future[None] | None = None
+        self._agent: asyncio.Task[None] | None = None
+        self._executed: asyncio.Future[None] | None = None
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._cancellation: asyncio.Task[None] | None = None
         self._interruption = interruption
@@ -123,7 +129,6 @@ class AgentTurn:
 
         Raises UnavailableError if the storage can't be reached for long.
         """
-        self._runner = asyncio.current_task()
         try:
             snapshot = self._turn.snapshot
             if snapshot is not None:
@@ -158,10 +163,10 @@ class AgentTurn:
         if self._cancellation is not None:
             # What the agent says in cancel() still counts, also after execute() has ended.
             await asyncio.wait((self._cancellation,))
-            if error is not None:
-                logger.info("task %s: execute() raised when canceled", self._id, exc_info=error)
-                error = None
             consumer.set_status(_CANCELED)
+        if error is not None and (self._cancellation or self._interruption):
+            logger.info("task %s: execute() raised when it was ended", self._id, exc_info=error)
+            error = None
         self._queue.close()
         if consumer.lost:
             return False
@@ -193,31 +198,37 @@ class AgentTurn:
         return EXHAUSTED_TEXT if attempts > self._parts.settings.max_attempts else ""
 
     async def _execute(self) -> Exception | None:
-        """Run the agent to its end, whatever that is; returns what it raised."""
+        """Run the agent to its end, whatever that is; returns what it raised.
+
+        It runs in a task of its own, so that one which ignores its cancellation can be left behind.
+        """
         if self._cancellation is not None or self._interruption is not None:
             return None
-        self._executing = asyncio.get_running_loop().create_future()
+        self._agent = agent = asyncio.create_task(self._call_agent(), name=f"agent:{self._id}")
+        self._executed = executed = asyncio.get_running_loop().create_future()
+        agent.add_done_callback(self._agent_is_done)
         try:
-            self._context = context = await self._build_context()
-            if self._cancellation is None and self._executor is not None:
-                await self._executor.execute(context, self._queue)
-        except asyncio.CancelledError as error:
-            if self._runner is not None and not self._runner.cancelling():
-                # Nobody cancelled this task: something that the agent waited for was cancelled.
-                own = RuntimeError("execute() ended with a CancelledError of its own")
-                own.__cause__ = error
-                return own
-            if not (self._cancellation or self._interruption or self._consumer.lost):
-                raise
-            # It was meant for execute(), which runs in this task; the turn goes on.
-            while self._runner is not None and self._runner.cancelling():
-                self._runner.uncancel()
-        except Exception as error:
-            return error
-        finally:
-            self._executing.set_result(None)
-            self._executing = None
-        return None
+            await executed
+        except asyncio.CancelledError:
+            agent.cancel()
+            raise
+        if not agent.done():
+            return None  # left behind
+        if agent.cancelled():
+            if self._cancellation or self._interruption or self._consumer.lost:
+                return None
+            return RuntimeError("execute() ended with a CancelledError of its own")
+        error = agent.exception()
+        return error if error is None or isinstance(error, Exception) else RuntimeError(repr(error))
+
+    async def _call_agent(self) -> None:
+        self._context = context = await self._build_context()
+        if self._cancellation is not None or self._executor is None:
+            return
+        try:
+            await self._executor.execute(context, self._queue)
+        except SystemExit as error:
+            raise RuntimeError("the agent called sys.exit()") from error
 
     async def _build_context(self) -> RequestContext:
         operation, snapshot = self._turn.operation, self._turn.snapshot
@@ -253,12 +264,16 @@ class AgentTurn:
         related = self._attached()
         problem: A2AError | None = consumer.violation
         if problem is None and error is not None:
-            logger.error("task %s: the agent raised", self._id, exc_info=error)
-            if not consumer.terminal:
-                problem = as_a2a_error(error)
+            problem = as_a2a_error(error)
             if problem is None or isinstance(problem, InternalError):
                 problem = None
+                logger.error("task %s: the agent raised", self._id, exc_info=error)
                 consumer.set_status(_FAILED, FAILED_TEXT)
+            else:
+                # Meant for the caller, and often the caller's own mistake.
+                logger.info("task %s: the agent refuses: %s", self._id, problem.message)
+            if consumer.terminal:
+                problem = None  # the task had ended before: nothing changes that
         elif problem is None and consumer.reply is None and not consumer.settled:
             logger.error(
                 "task %s: execute() returned without a Message, a terminal state, INPUT_REQUIRED "
@@ -304,15 +319,22 @@ class AgentTurn:
     async def _cancel(self, call: ServerCallContext) -> None:
         if self._context is not None:
             self._context.is_cancelled = True
-        if self._executing is not None:
-            snapshot = await self._parts.storage.load_snapshot(self._id)
-            if snapshot is not None:
-                await self._tell_agent(snapshot.task, call)
-        await self._stop(_CANCELED, "")
+        try:
+            if self._agent is not None and not self._agent.done():
+                await self._tell_agent(call)
+        finally:
+            await self._stop()
 
-    async def _tell_agent(self, task: pb.Task, call: ServerCallContext) -> None:
+    async def _tell_agent(self, call: ServerCallContext) -> None:
         timeout = self._parts.settings.cancel_timeout
-        context = RequestContext(call, task_id=task.id, context_id=task.context_id, task=task)
+        operation = self._turn.operation
+        try:
+            task = await self._parts.storage.load_task(self._id)
+        except UnavailableError:
+            task = None  # canceling does not depend on it
+        context = RequestContext(
+            call, task_id=operation.task_id, context_id=operation.context_id, task=task
+        )
         context.is_cancelled = True
         try:
             async with asyncio.timeout(timeout):
@@ -330,26 +352,33 @@ class AgentTurn:
         `on_interruption` says.
         """
         self._interruption = reason
-        await self._stop(_FAILED, reason)
+        await self._stop()
         await asyncio.wait((self._over,), timeout=self._parts.settings.cancel_timeout)
 
-    async def _stop(self, state: pb.TaskState.ValueType, text: str) -> None:
-        """Cancel execute(); an agent that does not end is left behind, and the turn is over."""
-        executing = self._executing
-        if executing is None:
+    async def _stop(self) -> None:
+        """Cancel execute(); an agent that does not end is left behind, and the turn goes on."""
+        agent = self._agent
+        if agent is None or agent.done():
             return
-        self._stop_executing()
-        _, pending = await asyncio.wait((executing,), timeout=self._parts.settings.cancel_timeout)
+        agent.cancel()
+        _, pending = await asyncio.wait((agent,), timeout=self._parts.settings.cancel_timeout)
         if pending:
             logger.error("task %s: execute() ignores its cancellation; left behind", self._id)
+            _left_behind.add(agent)
+            agent.add_done_callback(_left_behind.discard)
             self._queue.close()
-            self._consumer.set_status(state, text)
-            await self._consumer.finish(self._outcome())
-            self._end()
+            self._agent_is_done(agent)
+
+    def _agent_goes_on(self) -> bool:
+        return self._agent is not None and not self._agent.done()
+
+    def _agent_is_done(self, agent: asyncio.Task[None]) -> None:
+        if self._executed is not None and not self._executed.done():
+            self._executed.set_result(None)
 
     def _stop_executing(self) -> None:
-        if self._executing is not None and self._runner is not None:
-            self._runner.cancel()
+        if self._agent is not None:
+            self._agent.cancel()
 
 
 def call_context_of(operation: Operation) -> ServerCallContext:

@@ -52,6 +52,7 @@ class EventConsumer:
         storage, bus: where commits go.
         on_lost: called once if the task is lost.
         on_commit: called with the task's id after every commit with events.
+        goes_on: whether the agent still works; if not, what is pending waits for `finish`.
     """
 
     MAX_PENDING_EVENTS = 64
@@ -67,6 +68,7 @@ class EventConsumer:
         bus: EventBus,
         on_lost: Callable[[], None],
         on_commit: Callable[[str], None] = lambda _: None,
+        goes_on: Callable[[], bool] = lambda: True,
     ) -> None:
         self.operation: Operation = turn.operation
         self._fence = turn.fence
@@ -74,6 +76,7 @@ class EventConsumer:
         self._bus = bus
         self._on_lost = on_lost
         self._on_commit = on_commit
+        self._goes_on = goes_on
         snapshot = turn.snapshot
         self._version = 0 if snapshot is None else snapshot.version
         self._sequence = 0 if snapshot is None else snapshot.sequence
@@ -337,6 +340,8 @@ class EventConsumer:
 
     def _drain(self) -> None:
         self._drain_scheduled = False
+        if not self._goes_on():
+            return  # one commit will do for the last events and the end of the turn
         if self._pending and not self._ended and (self._drainer is None or self._drainer.done()):
             self._drainer = asyncio.create_task(
                 self._flush(), name=f"event-consumer:{self.operation.task_id}"
@@ -447,13 +452,41 @@ class EventConsumer:
         )
         if entries:
             self._on_commit(operation.task_id)
+        for task in related:
+            await self._tell_of_related(task.id)
+
+    async def _tell_of_related(self, task_id: str) -> None:
+        head = await self._storage.load_head(task_id)
+        if head is not None:
+            # Without the event itself: whoever follows the task reads it from storage.
+            await self._bus.publish(Committed(task_id, head.version, head.sequence, head.state))
+            self._on_commit(task_id)
 
     async def _store(self, commit: Commit) -> None:
-        for delay in self.RETRY_DELAYS:
+        unanswered = False
+        for delay in (*self.RETRY_DELAYS, None):
             try:
                 await self._storage.commit(commit)
                 return
             except UnavailableError as error:
+                if delay is None:
+                    raise
                 logger.warning("task %s: commit will be tried again: %s", commit.task_id, error)
+                unanswered = True
                 await asyncio.sleep(delay)
-        await self._storage.commit(commit)
+            except StorageError:
+                # It may have been refused because it took place, and only its answer was lost.
+                if unanswered and await self._took_place(commit):
+                    return
+                raise
+
+    async def _took_place(self, commit: Commit) -> bool:
+        for operation_id, outcome in commit.finished:
+            operation = await self._storage.load_operation(operation_id)
+            if operation is None or operation.outcome != outcome:
+                return False
+        head = await self._storage.load_head(commit.task_id)
+        if head is None:
+            return bool(commit.finished)
+        version = commit.expected_version + len(commit.entries)
+        return (head.fence, head.version) == (commit.fence, version)

@@ -59,4 +59,9 @@ class ActiveTaskRegistry:
 
     async def interrupt(self) -> None:
         """Interrupt what is still active (see `ActiveTask.interrupt`)."""
-        await asyncio.gather(*(active.interrupt(INTERRUPTED_TEXT) for active in self))
+        results = await asyncio.gather(
+            *(active.interrupt(INTERRUPTED_TEXT) for active in self), return_exceptions=True
+        )
+        for result in results:
+            if isinstance(result, Exception):
+                logger.error("a task could not be interrupted in order", exc_info=result)

@@ -42,7 +42,9 @@ class ServerCallContext:
     """One call of one RPC.
 
     Attributes:
-        principal: who calls; `ANONYMOUS` on a server without an authenticator.
+        principal: who calls; `ANONYMOUS` on a server without an authenticator. An agent gets the
+            id alone, since its operation may run later and elsewhere, when scopes and claims may
+            no longer hold.
         tenant: from the request, "" if it names none.
         deadline: seconds since the epoch, None if the caller set none.
         metadata: the call's metadata, keys in lower case; for an agent, the allow-listed part.

@@ -208,6 +208,9 @@ class SimpleRequestContextBuilder(RequestContextBuilder):
         task_store: the storage to load from; the server fills in its own.
     """
 
+    MAX_REFERRED_TASKS = 32
+    """Tasks that one message may have loaded; a message that names more is refused."""
+
     def __init__(
         self,
         should_populate_referred_tasks: bool = True,
@@ -231,6 +234,11 @@ class SimpleRequestContextBuilder(RequestContextBuilder):
     ) -> RequestContext:
         related: list[pb.Task] = []
         if self._should_populate_referred_tasks and params is not None and self.task_store:
+            if len(params.message.reference_task_ids) > self.MAX_REFERRED_TASKS:
+                raise InvalidParamsError.field(
+                    "message.reference_task_ids",
+                    f"names more than {self.MAX_REFERRED_TASKS} tasks; name fewer",
+                )
             scope = Scope(context.tenant, context.principal.id)
             for referred in dict.fromkeys(params.message.reference_task_ids):
                 found = await self.task_store.load_task(referred, scope=scope)

@@ -105,7 +105,11 @@ class TaskChannel:
     def append(self, committed: Committed) -> None:
         """Take in a commit; the bus calls it, in the order of the commits as far as it knows it."""
         if committed.version > self.version:
-            if self._readers and committed.payloads:
+            if committed.sequence - len(committed.payloads) != self.sequence:
+                # Something was not told here; whoever needs it reads storage.
+                self._events.clear()
+                self._bytes = 0
+            if self._readers:
                 self._keep(committed)
             self.version = committed.version
             self.sequence = committed.sequence
@@ -118,10 +122,6 @@ class TaskChannel:
 
     def _keep(self, committed: Committed) -> None:
         events = self._events
-        if committed.sequence - len(committed.payloads) != self.sequence:
-            # Something was lost on the way; whoever needs it reads storage.
-            events.clear()
-            self._bytes = 0
         for payload in committed.payloads:
             events.append(payload)
             self._bytes += len(payload)

@@ -28,7 +28,7 @@ VERSION_KEY = "a2a-version"
 EXTENSIONS_KEY = "a2a-extensions"
 SUPPORTED_VERSION = "1.0"
 
-_VERSION = re.compile(r"([0-9]+)\.([0-9]+)(\.[0-9A-Za-z.+-]+)?")
+_VERSION = re.compile(r"([0-9]{1,4})\.([0-9]{1,4})(\.[0-9A-Za-z.+-]+)?")
 
 ServicerContext = grpc.aio.ServicerContext[Any, Any]
 
