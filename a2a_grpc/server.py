@@ -72,6 +72,8 @@ class A2AServer:
     Entering raises OSError if the port is taken.
     """
 
+    LINGER = 0.2
+    """Seconds for which `serve` goes on refusing calls before it closes the port."""
     GC_THRESHOLD = (10_000, 10, 10)
     """For `gc.set_threshold`, in a process that `run` owns."""
     SWEEP_INTERVAL = 60.0
@@ -107,6 +109,9 @@ class A2AServer:
         self._bus = bus
         self._stack = AsyncExitStack()
         self._cards: dict[str | None, AgentCards] = {}
+        self._gate: Gate | None = None
+        self._health: health.aio.HealthServicer | None = None
+        self._registry: ActiveTaskRegistry | None = None
         self.storage = storage
         """The Storage, or its URL; may be set until the server starts."""
         self.broker = broker
@@ -215,6 +220,7 @@ class A2AServer:
             assume_version=settings.assume_version,
         )
         health_servicer = health.aio.HealthServicer()
+        self._gate, self._health, self._registry = gate, health_servicer, registry
         server = self._grpc_server(A2AServicer(service, gate, self._limits), health_servicer)
         self._complete_cards()
 
@@ -224,7 +230,14 @@ class A2AServer:
         # Turns that have just ended: their callers get the last events.
         stack.push_async_callback(gate.settled, min(1.0, settings.grace))
         await stack.enter_async_context(WorkerLoop(broker, registry, grace=settings.grace))
-        for operation in await storage.unfinished_operations():
+        unfinished = await storage.unfinished_operations()
+        if begun := sum(operation.attempts > 0 for operation in unfinished):
+            logger.warning(
+                "an earlier process stopped while agents worked; their messages: %d, which fail or "
+                "start again, as each agent's on_interruption says",
+                begun,
+            )
+        for operation in unfinished:
             push.expect(operation.task_id)
             await _submit_again(broker, operation)
         sweeper = asyncio.create_task(self._sweep(storage), name="sweeper")
@@ -288,14 +301,20 @@ class A2AServer:
                     logger.info("forgot %d tasks that ended long ago", forgotten)
 
     async def serve(self, *, on_started: Callable[[Self], None] | None = None) -> None:
-        """Start, serve until SIGTERM or SIGINT, and stop in order.
+        """Start, serve until SIGTERM or SIGINT, and stop in order; a second signal ends the grace.
 
         `on_started` is called once the port is bound, in place of a line in the log.
         """
         loop = asyncio.get_running_loop()
         stop = asyncio.Event()
+
+        def on_signal() -> None:
+            if stop.is_set() and self._registry is not None:
+                self._registry.hurry()
+            stop.set()
+
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stop.set)
+            loop.add_signal_handler(number, on_signal)
         try:
             async with self:
                 if on_started is None:
@@ -303,10 +322,25 @@ class A2AServer:
                 else:
                     on_started(self)
                 await stop.wait()
-                logger.info("stopping")
+                await self._refuse()
         finally:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
+
+    async def _refuse(self) -> None:
+        """Take no new calls, and answer for a moment those that are on their way."""
+        active = 0 if self._registry is None else len(self._registry)
+        logger.info(
+            "stopping; tasks that run: %d, which have %gs to end (a second signal ends them now)",
+            active,
+            self.settings.grace,
+        )
+        if self._gate is not None and self._health is not None:
+            await self._health.enter_graceful_shutdown()
+            self._gate.drain()
+            # What gRPC has received and not yet handed over would be CANCELLED when the port
+            # closes, which clients do not retry; so it gets its refusal first.
+            await asyncio.sleep(min(self.LINGER, self.settings.grace))
 
     def run(self, *, on_started: Callable[[Self], None] | None = None) -> None:
         """Serve until SIGTERM or SIGINT, on uvloop where there is one; see `serve`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Iterator
 
@@ -50,12 +51,16 @@ class ActiveTaskRegistry:
                 self._nothing_active.set()
 
     async def drained(self, grace: float) -> None:
-        """Wait until nothing is active, for `grace` seconds at the most."""
-        try:
+        """Wait until nothing is active, for `grace` seconds at the most, or until `hurry`."""
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace):
                 await self._nothing_active.wait()
-        except TimeoutError:
-            logger.info("%d tasks are interrupted after %gs of grace", len(self._active), grace)
+        if self._active:
+            logger.info("interrupting the tasks that still run: %d", len(self._active))
+
+    def hurry(self) -> None:
+        """End the grace: `drained` waits no longer."""
+        self._nothing_active.set()
 
     async def interrupt(self) -> None:
         """Interrupt what is still active (see `ActiveTask.interrupt`)."""
