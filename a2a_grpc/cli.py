@@ -1,9 +1,9 @@
 """The command `a2a-grpc`: finds the subcommand, and says in one line what went wrong.
 
 Exit codes: 0 when done (for `serve`: stopped by SIGTERM or SIGINT), 1 when it could not be done, 2
-when the command line or the environment asks for something that does not exist, 130 when another
-command than `serve` was interrupted. What a subcommand does is in `commands/`; none is imported
-before it is asked for.
+when the command line or the environment is not written as it must be, 130 when another command than
+`serve` was interrupted. What a subcommand does is in `commands/`; none is imported before it is
+asked for.
 """
 
 from __future__ import annotations
@@ -47,7 +47,11 @@ def _print_version(context: click.Context, parameter: click.Parameter, asked: bo
         context.exit()
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    invoke_without_command=True,
+)
 @click.option(
     "--version",
     is_flag=True,
@@ -56,8 +60,11 @@ def _print_version(context: click.Context, parameter: click.Parameter, asked: bo
     callback=_print_version,
     help="Show the version and exit.",
 )
-def commands() -> None:
+@click.pass_context
+def commands(context: click.Context) -> None:
     """Serve AI agents over gRPC, by the protocol A2A 1.0."""
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

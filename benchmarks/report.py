@@ -114,7 +114,9 @@ class Report:
     def summary(self) -> str:
         """Every row in one line: the ratios."""
         names = list(dict.fromkeys(name for _, results in self._scenarios for name in results))
-        lines = ["\nServer CPU per unit, as a multiple of the bare server's (see README.md)"]
+        lines = [
+            "\nServer CPU per unit, as a multiple of the bare server's (see benchmarks/README.md)"
+        ]
         heads = "".join(f"{name:>18}" for name in names)
         lines.append(f"  {'':32}{heads}{'sdk : own':>14}")
         for scenario, results in self._scenarios:
@@ -126,6 +128,8 @@ class Report:
                 complete = sdk is not None and results[SDK].is_clean
                 line += f"{_number(sdk.to_own if sdk and complete else None, 2):>14}"
                 lines.append(line.rstrip())
+        if SDK in names and OWN in names:
+            lines.append(f"  sdk : own is the CPU of {SDK} as a multiple of {OWN}'s")
         return "\n".join(lines)
 
     def _cell(self, results: dict[str, Result], row: str, name: str) -> str:

@@ -1,4 +1,4 @@
-"""Plans a trip, and asks back until it knows enough: several turns on one task.
+"""Plans a trip, and asks questions until it knows enough: several turns on one task.
 
 Nothing is kept in the process between two turns. The agent reads from the task's history what was
 said, so it does not matter when the next message comes, or which process gets it.

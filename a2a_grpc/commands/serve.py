@@ -63,9 +63,9 @@ def option(*names: str, **attributes: Any) -> Callable[[FunctionT], FunctionT]:
 )
 @option(
     "--port",
-    type=click.IntRange(0, 65535),
     metavar="PORT",
-    default=DEFAULTS.port,
+    callback=values.port,
+    default=str(DEFAULTS.port),
     help="TCP port; 0 picks a free one.",
 )
 @option(
@@ -129,7 +129,7 @@ def option(*names: str, **attributes: Any) -> Callable[[FunctionT], FunctionT]:
     "--log-level",
     type=click.Choice(logs.LEVELS),
     default="info",
-    help="The least that is logged; debug shows tracebacks.",
+    help="The least that is logged; debug also shows tracebacks of errors at start.",
 )
 @click.pass_context
 def serve(

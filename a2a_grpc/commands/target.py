@@ -19,7 +19,7 @@ from typing import Any
 
 from a2a_grpc import pb
 from a2a_grpc.agent.executor import AgentExecutor
-from a2a_grpc.agent.function import as_executor
+from a2a_grpc.agent.function import FunctionExecutor, as_executor
 from a2a_grpc.server import A2AServer
 
 DEFAULT_NAMES = ("server", "agent")
@@ -59,8 +59,8 @@ def split_target(target: str) -> tuple[str, str | None]:
         colon = ""
     if not location or (colon and not _is_dotted(name)):
         raise TargetSyntaxError(
-            f"{target!r} is no target: use package.module:name or path/to/file.py:name, where the "
-            f"name may be left out if it is {' or '.join(DEFAULT_NAMES)}"
+            f"{target!r} is not a target: use package.module:name or path/to/file.py:name, where "
+            f"the name may be left out if it is {' or '.join(DEFAULT_NAMES)}"
         )
     return location, name or None
 
@@ -80,9 +80,14 @@ def _is_file(location: str) -> bool:
 def _import_file(location: str) -> ModuleType:
     path = Path(location)
     if path.suffix != ".py":
-        raise TargetError(
-            f"{location} is neither a Python file nor a module's name: use path/to/file.py or "
-            "package.module"
+        python = path.with_name(f"{path.name}.py") if path.name else path
+        remedy = (
+            f"did you mean {python}?"
+            if python.is_file()
+            else "use path/to/file.py or package.module"
+        )
+        raise TargetSyntaxError(
+            f"{location} is neither a Python file nor a module's name: {remedy}"
         )
     try:
         path.open("rb").close()
@@ -202,7 +207,7 @@ def _is_async(function: Any) -> bool:
 def _executor(found: Any, target: str) -> AgentExecutor:
     if inspect.isfunction(found) and not _is_async(found):
         raise TargetError(
-            f"{target} is a function that is not async, so it is no agent: make it `async def`"
+            f"{target} is a function that is not async, so it is not an agent: make it `async def`"
         )
     if isinstance(found, type):
         try:
@@ -213,9 +218,29 @@ def _executor(found: Any, target: str) -> AgentExecutor:
                 "give it a constructor without arguments, or name an object"
             ) from error
     try:
-        return as_executor(found)
+        executor = as_executor(found)
     except TypeError as error:
         raise TargetError(f"{target} can't be served: {error}") from error
+    if isinstance(executor, FunctionExecutor):
+        _check_parameter(found if inspect.isroutine(found) else found.run, target)
+    return executor
+
+
+def _check_parameter(function: Any, target: str) -> None:
+    """Raises TargetError if the function can't be called with a RequestContext alone."""
+    try:
+        # What a decorator adds or takes away shows in its own signature only.
+        signature = inspect.signature(function, follow_wrapped=False)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(None)
+    except TypeError as error:
+        name = getattr(function, "__name__", "agent")
+        raise TargetError(
+            f"{target} can't be called with a RequestContext ({error}): give {name} one parameter, "
+            "the context"
+        ) from error
 
 
 def _name_of(found: Any, module: ModuleType) -> str:

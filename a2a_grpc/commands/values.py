@@ -22,8 +22,8 @@ def age(context: click.Context, parameter: click.Parameter, value: str) -> float
     match = _AGE.fullmatch(value)
     if match is None:
         raise click.BadParameter(
-            f"{value!r} is no age: use a whole number with a unit, such as 30d, 12h, 45m or 90s, "
-            "or forever",
+            f"{value!r} is not an age: use a whole number with a unit, such as 30d, 12h, 45m or "
+            "90s, or forever",
             context,
             parameter,
         )
@@ -38,7 +38,7 @@ def seconds(context: click.Context, parameter: click.Parameter, value: str) -> f
         number = math.nan
     if not 0 <= number < math.inf:
         raise click.BadParameter(
-            f"{value!r} is no number of seconds: use 0 or more, such as 10", context, parameter
+            f"{value!r} is not a number of seconds: use 0 or more, such as 10", context, parameter
         )
     return number
 
@@ -48,12 +48,19 @@ def host(context: click.Context, parameter: click.Parameter, value: str) -> str:
     name = value.removeprefix("[").removesuffix("]")
     if not name or re.search(r"[\s/]", name):
         raise click.BadParameter(
-            f"{value!r} is no address: use one of this machine, such as 127.0.0.1, or 0.0.0.0 for "
-            "all of them",
+            f"{value!r} is not an address: use one of this machine, such as 127.0.0.1, or 0.0.0.0 "
+            "for all of them",
             context,
             parameter,
         )
     return name
+
+
+def port(context: click.Context, parameter: click.Parameter, value: str) -> int:
+    """A TCP port; 0 stands for any free one."""
+    if not re.fullmatch("[0-9]{1,5}", value) or int(value) > 65535:
+        raise click.BadParameter(f"{value!r} is not a port: use 0 to 65535", context, parameter)
+    return int(value)
 
 
 def store(context: click.Context, parameter: click.Parameter, value: str) -> str:
@@ -62,7 +69,7 @@ def store(context: click.Context, parameter: click.Parameter, value: str) -> str
         return value
     if not value.startswith("sqlite"):
         raise click.BadParameter(
-            f"{value!r} is no store: use sqlite:///file.db, or memory: to keep nothing",
+            f"{value!r} is not a store: use sqlite:///file.db, or memory: to keep nothing",
             context,
             parameter,
         )
@@ -72,14 +79,19 @@ def store(context: click.Context, parameter: click.Parameter, value: str) -> str
     try:
         database_path(value)
     except ValueError as error:
-        raise click.BadParameter(str(error), context, parameter) from error
+        raise click.BadParameter(
+            f"{value!r} names no database file: use sqlite:///file.db, sqlite:////absolute/file.db"
+            ", or memory: to keep nothing",
+            context,
+            parameter,
+        ) from error
     return value
 
 
 def broker(context: click.Context, parameter: click.Parameter, value: str) -> str:
     """A broker's URL."""
     if value != "memory:":
-        raise click.BadParameter(f"{value!r} is no broker: use memory:", context, parameter)
+        raise click.BadParameter(f"{value!r} is not a broker: use memory:", context, parameter)
     return value
 
 
@@ -89,7 +101,7 @@ def external_url(
     """The gRPC address that clients call: host:port, with or without a scheme."""
     if value is not None and not _ADDRESS.fullmatch(value):
         raise click.BadParameter(
-            f"{value!r} is no address: use host:port, such as agents.example.com:443",
+            f"{value!r} is not an address: use host:port, such as agents.example.com:443",
             context,
             parameter,
         )

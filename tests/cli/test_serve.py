@@ -48,12 +48,15 @@ async def echo(context):
 server = A2AServer(echo, storage={storage!r}, settings=ServerSettings(port=0, grace=3.0))
 agent = echo
 """
-# Says what it would serve, and does not.
+# Says what it would serve, and does not; the ports that it names may be taken.
 PROBE = """
 import json
 from dataclasses import asdict
 
 from a2a_grpc import A2AServer, ServerSettings
+from a2a_grpc.commands import serve
+
+serve.check_address = lambda host, port: None
 
 class Probe(A2AServer):
     def run(self, *, on_started=None):
@@ -278,8 +281,10 @@ def test_binding_all_addresses_without_an_external_url_is_warned_of(tmp_path: Pa
     [
         ("missing.py", 1, ["missing.py", "No such file", "give the path"]),
         ("directory.py", 1, ["directory.py", "Is a directory"]),
-        ("notes.txt", 1, ["notes.txt", "path/to/file.py"]),
-        (".", 1, ["neither a Python file nor a module's name"]),
+        ("notes.txt", 2, ["notes.txt", "path/to/file.py"]),
+        (".", 2, ["neither a Python file nor a module's name"]),
+        ("some/echo", 2, ["some/echo is neither", "did you mean some/echo.py?"]),
+        ("some/other", 2, ["some/other is neither", "path/to/file.py"]),
         ("syntax.py", 1, ["syntax.py, line 2", "SyntaxError"]),
         ("bytes.py", 1, ["bytes.py", "SyntaxError"]),
         ("raises.py", 1, ["raises.py, line 3", "ZeroDivisionError: division by zero"]),
@@ -298,9 +303,12 @@ def test_binding_all_addresses_without_an_external_url_is_warned_of(tmp_path: Pa
         ("bad.py:sync", 1, ["bad.py:sync", "not async", "async def"]),
         ("bad.py:Nothing", 1, ["bad.py:Nothing", "is not an agent"]),
         ("bad.py:Picky", 1, ["class bad.py:Picky", "without arguments"]),
-        ("bad.py:", 2, ["is no target", "package.module:name"]),
-        ("bad.py:not-a-name", 2, ["is no target", "package.module:name"]),
-        (":agent", 2, ["is no target"]),
+        ("bad.py:nullary", 1, ["bad.py:nullary", "one parameter", "the context"]),
+        ("bad.py:Nullary", 1, ["bad.py:Nullary", "give run one parameter"]),
+        ("bad.py:greedy", 1, ["bad.py:greedy", "'other'"]),
+        ("bad.py:", 2, ["is not a target", "package.module:name"]),
+        ("bad.py:not-a-name", 2, ["is not a target", "package.module:name"]),
+        (":agent", 2, ["is not a target"]),
     ],
 )
 def test_a_bad_target_is_refused_in_one_line(
@@ -310,6 +318,7 @@ def test_a_bad_target_is_refused_in_one_line(
     (tmp_path / "bytes.py").write_bytes(b"agent = '\xff'\n")
     write(tmp_path, "nothing", "notes.txt")
     write(tmp_path, ECHO)
+    write(tmp_path, ECHO, "some/echo.py")
     write(tmp_path, "x = 1\nasync def agent(context:\n", "syntax.py")
     write(tmp_path, "def agent():\n    '''Text.'''\n1 / 0\n", "raises.py")
     write(tmp_path, "import surely_missing\n", "wants.py")
@@ -338,6 +347,16 @@ def test_a_bad_target_is_refused_in_one_line(
         def sync(context):
             return ""
 
+        async def nullary():
+            return ""
+
+        async def greedy(context, other):
+            return ""
+
+        class Nullary:
+            async def run(self):
+                return ""
+
         class Nothing:
             pass
 
@@ -362,16 +381,16 @@ def test_a_bad_target_is_refused_in_one_line(
     ("option", "value", "words"),
     [
         ("--host", "", ["--host", "127.0.0.1"]),
-        ("--host", "http://example.com", ["--host", "no address"]),
-        ("--port", "http", ["--port", "'http'"]),
+        ("--host", "http://example.com", ["--host", "not an address"]),
+        ("--port", "http", ["--port", "'http' is not a port", "0 to 65535"]),
         ("--port", "65536", ["--port", "65536"]),
         ("--port", "-1", ["--port", "-1"]),
         ("--store", "agents.db", ["--store", "sqlite:///file.db", "memory:"]),
         ("--store", "memory", ["--store", "sqlite:///file.db", "memory:"]),
         ("--store", "mongodb://host/db", ["--store", "'mongodb://host/db'", "sqlite:///file.db"]),
         ("--store", "sqlite://file.db", ["--store", "sqlite:///file.db"]),
-        ("--store", "sqlite://", ["--store", "sqlite:///file.db"]),
-        ("--store", "sqlite", ["--store", "sqlite:///file.db"]),
+        ("--store", "sqlite://", ["--store", "sqlite:///file.db", "memory:"]),
+        ("--store", "sqlite", ["--store", "sqlite:///file.db", "memory:"]),
         ("--broker", "kafka://host", ["--broker", "'kafka://host'", "memory:"]),
         ("--grace", "soon", ["--grace", "'soon'", "seconds"]),
         ("--grace", "-1", ["--grace", "'-1'", "0 or more"]),
@@ -607,6 +626,9 @@ def test_a_bad_value_in_the_environment_is_named(tmp_path: Path) -> None:
     assert code == 2
     assert "A2A_GRPC_RETAIN_TASKS" in line
     assert "'soon'" in line
+    code, line = failure(tmp_path, "echo.py", A2A_GRPC_PORT="abc")
+    assert code == 2
+    assert "'A2A_GRPC_PORT': 'abc' is not a port: use 0 to 65535" in line
 
 
 def test_the_port_that_kubernetes_sets_for_a_service_of_our_name_is_ignored(tmp_path: Path) -> None:
@@ -626,6 +648,17 @@ def test_help_shows_every_option_with_its_default_and_variable(tmp_path: Path) -
         assert variable(option) in text
     for default in ("127.0.0.1", "50051", "sqlite:///a2a-grpc.db", "30d", "marked", "human", "10"):
         assert f"default: {default}" in text
+
+
+def test_the_command_alone_prints_its_help(tmp_path: Path) -> None:
+    with Process("--help", cwd=tmp_path) as process:
+        assert process.wait() == 0
+        expected = process.output
+    with Process(cwd=tmp_path) as process:
+        assert process.wait() == 0
+        assert process.lines == []
+        assert process.output == expected
+    assert "serve" in expected
 
 
 def test_the_version_is_shown(tmp_path: Path) -> None:

@@ -14,8 +14,9 @@ import pytest
 
 from tests.cli.process import PATIENCE, Process, environment_of
 from tests.docs.readme import README, Block, Ids, blocks, comparable
-from tests.environments import ROOT
+from tests.environments import ROOT, environment
 from tests.interop.grpcurl import grpcurl_program
+from tests.interop.test_a2a_sdk_client import REQUIREMENTS
 from tests.support import connected, text
 
 # grpcurl is built on first use, which may take longer than a test usually does.
@@ -140,7 +141,7 @@ async def test_the_first_and_the_last_program_can_be_served(tmp_path: Path) -> N
 def test_the_program_that_calls_gets_its_answer(
     servers: dict[str, Process], tmp_path: Path
 ) -> None:
-    (caller,) = [block for block in programs() if "insecure_channel" in block.text]
+    (caller,) = [block for block in programs() if "grpc.insecure_channel" in block.text]
     program = caller.text.replace(ADDRESS, servers["examples/echo.py"].address)
     found = subprocess.run(
         [sys.executable, "-c", program],
@@ -154,10 +155,30 @@ def test_the_program_that_calls_gets_its_answer(
     assert found.stdout == "Echo: hello\n"
 
 
+def test_the_client_of_a2a_sdk_gets_its_answer(servers: dict[str, Process], tmp_path: Path) -> None:
+    (client,) = [block for block in programs() if "from a2a.client import" in block.text]
+    compile(client.text, "README.md", "exec")
+    python = environment("a2a-sdk-client", REQUIREMENTS)
+    found = subprocess.run(
+        [
+            str(python),
+            "-I",
+            "-c",
+            client.text.replace(ADDRESS, servers["examples/echo.py"].address),
+        ],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=True,
+    )
+    assert found.stdout == "Echo: hello\n"
+
+
 def test_every_block_is_of_a_kind_that_is_tested() -> None:
     assert {block.language for block in blocks()} == LANGUAGES
     assert README.read_text(encoding="utf-8").count("```") == 2 * len(blocks())
-    assert len(programs()) == 3
+    assert len(programs()) == 4
 
 
 def test_the_set_up_lines_are_those_that_ci_runs() -> None:
@@ -172,7 +193,10 @@ def test_the_set_up_lines_are_those_that_ci_runs() -> None:
 
 def test_every_link_leads_somewhere() -> None:
     for target in re.findall(r"\]\(([^)]+)\)", README.read_text(encoding="utf-8")):
-        if not target.startswith("https://"):
+        if target.startswith("#"):
+            headings = re.findall(r"^## (.+)$", README.read_text(encoding="utf-8"), re.MULTILINE)
+            assert target[1:] in [heading.lower().replace(" ", "-") for heading in headings]
+        elif not target.startswith("https://"):
             assert (ROOT / target).exists(), target
 
 
