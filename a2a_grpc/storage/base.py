@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from types import TracebackType
@@ -55,6 +55,9 @@ class Scope(NamedTuple):
     tenant: str = ""
     principal: str = ""
 
+
+EVENTS_BYTES = 4 * 2**20
+"""Payload of the events that `load_events` returns at once, unless told otherwise."""
 
 NO_SCOPE = Scope()
 """That of an open server, to which all callers are one."""
@@ -107,7 +110,8 @@ class Operation:
         id: a UUID, also the request id that `ActiveTask.enqueue_request` returns.
         task_id: of an existing task, or of the task that the agent will create.
         context_id: the task's context.
-        request: the request, its message completed with both ids.
+        request: the request, its message completed with both ids; empty once the operation is
+            done.
         scope: tenant and principal of the caller.
         creates_task: whether the task was new when the message was admitted.
         deadline: of the caller's call, seconds since the epoch; it bounds the call, not the task.
@@ -116,6 +120,7 @@ class Operation:
         deduplication_key: equal for the same principal, tenant, message id and content.
         created_at: seconds since the epoch.
         attempts: how often `execute()` was started for it.
+        state: STARTED from its first turn on, also if that was handed back without an attempt.
     """
 
     id: str
@@ -212,7 +217,9 @@ class Commit:
         scope, context_id: of the task, needed when it is created.
         finished: operations that end with this commit, and what they came to.
         ends_turn: the turn lets go of the task.
-        related: whole tasks, terminal, stored along under the same scope.
+        related: whole tasks, terminal, stored along under the same scope. One that exists already
+            is replaced by an event of its log, so its versions and sequence numbers go on; its head
+            keeps the context.
     """
 
     task_id: str
@@ -272,10 +279,26 @@ def check_related(
         problem = "is not the caller's own"
     elif running:
         problem = "is running"
+    else:
+        try:
+            related.status.timestamp.ToNanoseconds()
+        except ValueError:
+            problem = "has a timestamp out of range"
     if problem:
         raise InvalidAgentResponseError(
             f"the attached task {related.id!r} {problem}", metadata={"task_id": parent_id}
         )
+
+
+def within_bytes(payloads: Iterable[bytes], max_bytes: int) -> list[bytes]:
+    """The first payloads that are `max_bytes` together at the most, but one at least."""
+    taken: list[bytes] = []
+    for payload in payloads:
+        max_bytes -= len(payload)
+        if taken and max_bytes < 0:
+            break
+        taken.append(payload)
+    return taken
 
 
 class TaskQuery(NamedTuple):
@@ -389,7 +412,8 @@ class Storage(ABC, Generic[ContextT]):
 
         The message enters the history once, however many attempts there are. None if the operation
         is done or unknown. If the task has ended meanwhile, the operation is finished with
-        `finished_task_outcome`, and None is returned.
+        `finished_task_outcome`, and None is returned; an earlier attempt's turn is over then. With
+        `UnavailableError` no attempt is counted, unless the backend can't even undo that.
         """
 
     @abstractmethod
@@ -426,15 +450,25 @@ class Storage(ABC, Generic[ContextT]):
         """
 
     @abstractmethod
-    async def load_events(self, task_id: str, after: int, limit: int) -> list[bytes]:
+    async def load_events(
+        self, task_id: str, after: int, limit: int, *, max_bytes: int = EVENTS_BYTES
+    ) -> list[bytes]:
         """Up to `limit` events with sequence numbers `after` + 1, ...; serialized StreamResponses.
+
+        They are `max_bytes` together at the most, but one event at least: fewer than `limit` do not
+        say that there are no more.
 
         Raises LogTruncatedError if the log starts later than that.
         """
 
     @abstractmethod
     async def list_tasks(self, query: TaskQuery) -> TaskPage:
-        """One page; its cost depends on the page, not on how many tasks are stored."""
+        """One page.
+
+        The tasks of a page cost what they are, however many are stored. So does the total of a
+        scope or a state; with a context or `updated_since` it may cost a count of all matches, in
+        an index.
+        """
 
     # Contexts: any value that JSON can hold.
 
@@ -487,8 +521,10 @@ class Storage(ABC, Generic[ContextT]):
         """Forget finished tasks whose status is older than `tasks_before`, with all that belongs to
         them, and finished operations older than `operations_before` (seconds since the epoch).
 
-        Tasks with undelivered events or unfinished operations stay. Returns how many tasks were
-        forgotten.
+        Tasks that a turn holds, with undelivered events or unfinished operations stay. Contexts go
+        that were last updated before `tasks_before`, and push configurations of tasks that never
+        came to be, once neither a task nor an unfinished operation needs them. Returns how many
+        tasks were forgotten.
         """
 
     # Conveniences in FastA2A's words, on the one fenced commit.

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from sqlalchemy import Connection, Executable, Select
 
+from a2a_grpc import pb
 from a2a_grpc.errors import A2AError
 from a2a_grpc.storage import statements
 from a2a_grpc.storage.base import Operation, OperationState, Outcome, Scope, StorageError
@@ -101,11 +102,10 @@ class Group:
         self._started: dict[int, OperationRow] = {}
         self._finished: dict[str, Outcome] = {}
         self._changed: dict[int, TaskRow] = {}
-        self._dropped: list[TaskRow] = []
         self._entries: list[Values] = []
         self._snapshots: list[Values] = []
         self._truncations: list[Values] = []
-        self._contexts: dict[tuple[Scope, str], str] = {}
+        self._contexts: dict[tuple[Scope, str], tuple[str, float]] = {}
         self._push: list[tuple[Executable, Values]] = []
         self._events_changed: set[str] = set()
 
@@ -154,9 +154,9 @@ class Group:
         self._admitted.append({"number": row.number, **operation_values(operation)})
         self._requests.append({"operation_number": row.number, **request})
 
-    def start(self, row: OperationRow) -> None:
-        """Count an attempt."""
-        row.operation.attempts += 1
+    def count_attempt(self, row: OperationRow, by: int) -> None:
+        """Count an attempt, or take it back."""
+        row.operation.attempts += by
         row.operation.state = OperationState.STARTED
         self._started[row.number] = row
 
@@ -166,6 +166,7 @@ class Group:
         row = self.operations.get(operation_id)
         if row is not None and row.operation.state is not OperationState.DONE:
             row.operation.state, row.operation.outcome = OperationState.DONE, outcome
+            row.operation.request = pb.SendMessageRequest()
 
     def add_task(self, task_id: str, context_id: str, scope: Scope) -> TaskRow:
         """A task that nobody sees yet, at version 0."""
@@ -197,13 +198,6 @@ class Group:
             )
         self.touch(row)
 
-    def drop_task(self, row: TaskRow) -> None:
-        """Forget a task and what belongs to it."""
-        del self.tasks[row.id]
-        self._changed.pop(row.number, None)
-        self._dropped.append(row)
-        self.push(statements.delete_push_configs, row.id, {"of": row.id})
-
     def put_snapshot(self, row: TaskRow, values: Values, *, forget_upto: int) -> None:
         """Store a task's snapshot, and forget its log up to a version."""
         self._snapshots.append({"task_number": row.number, **values})
@@ -212,9 +206,9 @@ class Group:
             self._truncations.append({**truncation, "sequence": row.sequence})
         self.touch(row)
 
-    def put_context(self, scope: Scope, context_id: str, value: str) -> None:
+    def put_context(self, scope: Scope, context_id: str, value: str, updated_at: float) -> None:
         """Keep a context's value."""
-        self._contexts[scope, context_id] = value
+        self._contexts[scope, context_id] = value, updated_at
 
     def push(self, statement: Executable, task_id: str, values: Values) -> None:
         """Have a statement run on a task's push configurations."""
@@ -262,7 +256,6 @@ class Group:
         )
 
     def _flush_tasks(self) -> None:
-        self._flush_dropped()
         new: list[Values] = []
         relisted: list[Values] = []
         touched: list[Values] = []
@@ -277,7 +270,6 @@ class Group:
                 relisted.append(row.status_values())
             else:
                 touched.append(row.changing_values())
-        for row in (*self._changed.values(), *self._dropped):
             if row.listed is not None:
                 counts[row.scope, row.listed[0]] -= 1
         self._many(statements.insert_task, new)
@@ -292,15 +284,6 @@ class Group:
             ],
         )
 
-    def _flush_dropped(self) -> None:
-        dropped = [{"of": row.number} for row in self._dropped]
-        self._many(statements.delete_task, dropped)
-        self._many(statements.delete_snapshot, dropped)
-        self._many(
-            statements.insert_forgotten,
-            [{"task_number": row.number, "next": 1, "last": row.version} for row in self._dropped],
-        )
-
     def _flush_contexts(self) -> None:
         self._many(
             statements.put_context,
@@ -310,8 +293,9 @@ class Group:
                     "principal": principal,
                     "context_id": context_id,
                     "value": value,
+                    "updated_at": updated_at,
                 }
-                for ((tenant, principal), context_id), value in self._contexts.items()
+                for ((tenant, principal), context_id), (value, updated_at) in self._contexts.items()
             ],
         )
 

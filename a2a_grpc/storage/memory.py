@@ -7,16 +7,18 @@ fewest words. Nothing here waits, so every method is atomic in the event loop.
 from __future__ import annotations
 
 import copy
-from bisect import bisect_left, bisect_right, insort
+import time
+from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from a2a_grpc import pb
 from a2a_grpc.errors import ResourceExhaustedError
 from a2a_grpc.storage.base import (
+    EVENTS_BYTES,
     NO_SCOPE,
     Commit,
     ContextT,
@@ -35,147 +37,16 @@ from a2a_grpc.storage.base import (
     VersionConflictError,
     check_related,
     finished_task_outcome,
+    within_bytes,
 )
+from a2a_grpc.storage.records import Record, TaskList
 from a2a_grpc.task import (
     TERMINAL_STATES,
-    EntryKind,
     LogEntry,
-    TaskFold,
     event_entry,
     message_entry,
     trim_history,
 )
-
-_Key = tuple[int, str]
-
-
-class _Record:
-    """One task: its head, its log, and a fold that follows the log when somebody reads.
-
-    There are many of these, so a log is no more than the payloads of its entries: which of them are
-    messages of the user is kept aside, and events have a list of their own only if there are any.
-    """
-
-    __slots__ = (
-        "context_id",
-        "events",
-        "fence",
-        "fold",
-        "folded",
-        "listed",
-        "log",
-        "messages",
-        "running",
-        "scope",
-        "state",
-        "status_at",
-        "task_id",
-    )
-
-    def __init__(self, task_id: str, context_id: str, scope: Scope) -> None:
-        self.task_id = task_id
-        self.context_id = context_id
-        self.scope = scope
-        self.state = 0
-        self.status_at = 0
-        self.fence = 0
-        self.running = False
-        self.log: list[bytes] = []
-        self.messages: list[int] | None = None  # versions
-        self.events = self.log
-        self.fold: TaskFold | None = None
-        self.folded = 0
-        self.listed: tuple[_Key, int] | None = None
-
-    def head(self) -> Head:
-        return Head(
-            self.task_id,
-            self.context_id,
-            self.scope,
-            self.state,
-            self.status_at,
-            len(self.log),
-            len(self.events),
-            self.fence,
-            self.running,
-        )
-
-    def append(self, entry: LogEntry) -> None:
-        if entry.kind is EntryKind.MESSAGE:
-            if self.messages is None:
-                self.messages, self.events = [], self.log.copy()
-            self.messages.append(entry.version)
-        elif self.messages is not None:
-            self.events.append(entry.payload)
-        self.log.append(entry.payload)
-
-    def sequence_at(self, version: int) -> int:
-        return version - bisect_right(self.messages or (), version)
-
-    def entries(self, start: int, stop: int) -> Iterator[LogEntry]:
-        messages = self.messages or ()
-        for version in range(start + 1, stop + 1):
-            kind = EntryKind.MESSAGE if version in messages else EntryKind.EVENT
-            yield LogEntry(version, self.sequence_at(version), kind, self.log[version - 1])
-
-    def task_at(self, version: int) -> pb.Task:
-        if version < self.folded:
-            fold = TaskFold()
-            fold.apply(self.entries(0, version))
-            return fold.task
-        if self.fold is None:
-            self.fold = TaskFold()
-        if version > self.folded:
-            self.fold.apply(self.entries(self.folded, version))
-            self.folded = version
-        result = pb.Task()
-        result.CopyFrom(self.fold.task)
-        return result
-
-
-class _TaskList:
-    """The tasks of one scope in the order of ListTasks, by context and state.
-
-    Sorted lean lists: what changes is nearly always the newest, so an insertion moves little.
-    """
-
-    __slots__ = ("_keys", "stale")
-
-    def __init__(self) -> None:
-        # "" and 0 stand for any context and any state.
-        self._keys: dict[tuple[str, int], list[_Key]] = {}
-        self.stale: dict[str, _Record] = {}
-
-    @property
-    def is_empty(self) -> bool:
-        return not self._keys and not self.stale
-
-    def refresh(self) -> None:
-        for record in self.stale.values():
-            self.remove(record)
-            key = (record.status_at, record.task_id)
-            for place in self._places(record.context_id, record.state):
-                insort(self._keys.setdefault(place, []), key)
-            record.listed = (key, record.state)
-        self.stale.clear()
-
-    def remove(self, record: _Record) -> None:
-        if record.listed is None:
-            return
-        key, state = record.listed
-        for place in self._places(record.context_id, state):
-            keys = self._keys[place]
-            del keys[bisect_left(keys, key)]
-            if not keys:
-                del self._keys[place]
-        record.listed = None
-
-    def keys(self, context_id: str, state: int) -> list[_Key]:
-        return self._keys.get((context_id, state), [])
-
-    @staticmethod
-    def _places(context_id: str, state: int) -> set[tuple[str, int]]:
-        return {("", 0), ("", state), (context_id, 0), (context_id, state)}
 
 
 class InMemoryStorage(Storage[ContextT]):
@@ -183,10 +54,11 @@ class InMemoryStorage(Storage[ContextT]):
 
     Args:
         max_tasks: how many tasks and unfinished operations it holds at the most.
-        max_bytes: how many bytes of serialized events and messages.
+        max_bytes: how many bytes of serialized events, messages, requests and outcomes.
 
-    Over either bound the tasks that ended first are forgotten; when all that is left is unfinished,
-    `admit` raises `ResourceExhaustedError`.
+    Over either bound the tasks that ended first are forgotten, over that of bytes the operations
+    that were done first, too; when all that is left is unfinished, `admit` raises
+    `ResourceExhaustedError`.
     """
 
     waits = False
@@ -195,13 +67,14 @@ class InMemoryStorage(Storage[ContextT]):
         self._max_tasks = max_tasks
         self._max_bytes = max_bytes
         self._bytes = 0
-        self._records: dict[str, _Record] = {}
-        self._ended: OrderedDict[str, None] = OrderedDict()
-        self._lists: dict[Scope, _TaskList] = {}
+        self._records: dict[str, Record] = {}
+        self._ended: OrderedDict[str, None] = OrderedDict()  # and no turn holds them
+        self._lists: dict[Scope, TaskList] = {}
         self._operations: dict[str, Operation] = {}
+        self._sizes: dict[str, int] = {}  # of operations
         self._done: OrderedDict[str, None] = OrderedDict()
         self._deduplication: dict[bytes, Operation] = {}
-        self._contexts: dict[tuple[Scope, str], ContextT] = {}
+        self._contexts: dict[tuple[Scope, str], tuple[ContextT, float]] = {}
         self._targets: dict[str, dict[str, PushTarget]] = {}
         self._undelivered: set[tuple[str, str]] = set()
 
@@ -225,34 +98,45 @@ class InMemoryStorage(Storage[ContextT]):
         duplicates_since: float | None = None,
         push_config: pb.TaskPushNotificationConfig | None = None,
     ) -> Operation:
+        # A caller may try again what it got no answer to.
+        known = self._operations.get(operation.id)
+        if known is not None:
+            return known.copy()
         key = operation.deduplication_key
         if duplicates_since is not None and key:
             earlier = self._deduplication.get(key)
             recent = earlier is not None and earlier.created_at >= duplicates_since
             if recent and earlier is not None and not earlier.is_refused:
                 return earlier.copy()
-        self._make_room()
+        size = operation.request.ByteSize()
+        self._make_room(size)
         record = self._operations[operation.id] = operation.copy()
+        self._sizes[operation.id] = size
+        self._bytes += size
         if key:
             self._deduplication[key] = record
         if push_config is not None:
             await self.save_push_config(push_config, scope=operation.scope)
         return operation
 
-    def _make_room(self) -> None:
+    def _make_room(self, size: int) -> None:
         while (
-            len(self._records) + len(self._operations) - len(self._done) >= self._max_tasks
-            or self._bytes > self._max_bytes
-        ):
-            if not self._ended:
+            too_many := len(self._records) + len(self._operations) - len(self._done)
+            >= self._max_tasks
+        ) or self._bytes + size > self._max_bytes:
+            if not self._ended and (too_many or not self._done):
                 raise ResourceExhaustedError(
                     "the server holds as many unfinished tasks as its memory store may; "
                     "try again later",
                     retry_after=1.0,
                 )
-            self._forget_task(self._ended.popitem(last=False)[0])
+            if self._ended:
+                self._forget_task(next(iter(self._ended)))
+            # Both kinds in turn: an operation is about as old as its task.
+            if self._done and self._bytes + size > self._max_bytes:
+                self._forget_operation(next(iter(self._done)))
         if len(self._done) >= self._max_tasks:
-            self._forget_operation(self._done.popitem(last=False)[0])
+            self._forget_operation(next(iter(self._done)))
 
     async def load_operation(self, operation_id: str) -> Operation | None:
         operation = self._operations.get(operation_id)
@@ -272,9 +156,12 @@ class InMemoryStorage(Storage[ContextT]):
         record = self._records.get(operation.task_id)
         if record is None:
             # Invisible until the first entry of its log.
-            record = _Record(operation.task_id, operation.context_id, operation.scope)
+            record = Record(operation.task_id, operation.context_id, operation.scope)
             self._records[operation.task_id] = record
         elif record.state in TERMINAL_STATES:
+            if operation.attempts:
+                record.running = False
+                self._changed(record)
             await self.finish_operation(
                 operation.id, finished_task_outcome(record.head(), operation.attempts)
             )
@@ -316,21 +203,25 @@ class InMemoryStorage(Storage[ContextT]):
             other = self._records.get(related.id)
             owner, running = (other.scope, other.running) if other else (None, False)
             check_related(related, commit.task_id, commit.scope, owner, running)
+        # Nothing fails from here on.
+        wholes = [pb.StreamResponse(task=related) for related in commit.related]
         if commit.entries:
             if record is None:
-                record = _Record(commit.task_id, commit.context_id, commit.scope)
+                record = Record(commit.task_id, commit.context_id, commit.scope)
                 self._records[commit.task_id] = record
             self._append(record, commit.entries)
             record.state, record.status_at = commit.state, commit.status_at
             self._changed(record)
-        for related in commit.related:
-            self._store_related(related, commit.scope)
+        for whole in wholes:
+            self._store_related(whole, commit.scope)
         if commit.ends_turn and record is not None:
             record.running = False
+            if record.log:
+                self._changed(record)
         for operation_id, outcome in commit.finished:
             await self.finish_operation(operation_id, outcome)
 
-    def _append(self, record: _Record, entries: Any) -> None:
+    def _append(self, record: Record, entries: Iterable[LogEntry]) -> None:
         events = len(record.events)
         for entry in entries:
             record.append(entry)
@@ -339,21 +230,23 @@ class InMemoryStorage(Storage[ContextT]):
             for config_id in self._targets.get(record.task_id, ()):
                 self._undelivered.add((record.task_id, config_id))
 
-    def _changed(self, record: _Record) -> None:
-        if record.state in TERMINAL_STATES:
+    def _changed(self, record: Record) -> None:
+        if record.state in TERMINAL_STATES and not record.running:
             self._ended[record.task_id] = None
         tasks = self._lists.get(record.scope)
         if tasks is None:
-            tasks = self._lists[record.scope] = _TaskList()
+            tasks = self._lists[record.scope] = TaskList()
         tasks.stale[record.task_id] = record
 
-    def _store_related(self, related: pb.Task, scope: Scope) -> None:
-        self._forget_task(related.id)
-        record = _Record(related.id, related.context_id, scope)
+    def _store_related(self, whole: pb.StreamResponse, scope: Scope) -> None:
+        related = whole.task
+        record = self._records.get(related.id)
+        if record is None:
+            record = self._records[related.id] = Record(related.id, related.context_id, scope)
         record.state = related.status.state
         record.status_at = related.status.timestamp.ToNanoseconds()
-        self._records[related.id] = record
-        self._append(record, [event_entry(pb.StreamResponse(task=related), version=1, sequence=1)])
+        entry = event_entry(whole, version=len(record.log) + 1, sequence=len(record.events) + 1)
+        self._append(record, [entry])
         self._changed(record)
 
     async def finish_operation(self, operation_id: str, outcome: Outcome) -> None:
@@ -361,6 +254,10 @@ class InMemoryStorage(Storage[ContextT]):
         if operation is not None and operation.state is not OperationState.DONE:
             operation.state = OperationState.DONE
             operation.outcome = outcome
+            # Duplicates need the key and the outcome.
+            operation.request = pb.SendMessageRequest()
+            self._bytes += len(outcome.payload) - self._sizes[operation_id]
+            self._sizes[operation_id] = len(outcome.payload)
             self._done[operation_id] = None
             record = self._records.get(operation.task_id)
             if record is not None and not record.log and not record.running:
@@ -369,7 +266,7 @@ class InMemoryStorage(Storage[ContextT]):
 
     # Reading tasks.
 
-    def _visible(self, task_id: str, scope: Scope | None) -> _Record | None:
+    def _visible(self, task_id: str, scope: Scope | None) -> Record | None:
         record = self._records.get(task_id)
         if record is None or not record.log or (scope is not None and record.scope != scope):
             return None
@@ -391,16 +288,20 @@ class InMemoryStorage(Storage[ContextT]):
         return None if record is None else self._snapshot(record, version, history_length)
 
     @staticmethod
-    def _snapshot(record: _Record, version: int | None, history_length: int | None) -> Snapshot:
+    def _snapshot(record: Record, version: int | None, history_length: int | None) -> Snapshot:
         if version is None:
             version = len(record.log)
         task = record.task_at(version)
         trim_history(task, history_length)
         return Snapshot(task, version, record.sequence_at(version))
 
-    async def load_events(self, task_id: str, after: int, limit: int) -> list[bytes]:
+    async def load_events(
+        self, task_id: str, after: int, limit: int, *, max_bytes: int = EVENTS_BYTES
+    ) -> list[bytes]:
         record = self._visible(task_id, None)
-        return [] if record is None else record.events[after : after + limit]
+        return (
+            [] if record is None else within_bytes(record.events[after : after + limit], max_bytes)
+        )
 
     async def list_tasks(self, query: TaskQuery) -> TaskPage:
         tasks = self._lists.get(query.scope)
@@ -426,12 +327,13 @@ class InMemoryStorage(Storage[ContextT]):
 
     async def load_context(self, context_id: str, *, scope: Scope = NO_SCOPE) -> ContextT | None:
         # A copy, so that only what is given to update_context is kept.
-        return copy.deepcopy(self._contexts.get((scope, context_id)))
+        kept = self._contexts.get((scope, context_id))
+        return None if kept is None else copy.deepcopy(kept[0])
 
     async def update_context(
         self, context_id: str, context: ContextT, *, scope: Scope = NO_SCOPE
     ) -> None:
-        self._contexts[scope, context_id] = copy.deepcopy(context)
+        self._contexts[scope, context_id] = copy.deepcopy(context), time.time()
 
     # Push configurations and their outbox.
 
@@ -494,16 +396,27 @@ class InMemoryStorage(Storage[ContextT]):
     async def sweep(self, *, tasks_before: float, operations_before: float) -> int:
         forgotten = 0
         limit = int(tasks_before * 1e9)
-        needed = {task_id for task_id, _ in self._undelivered}
-        needed.update(operation.task_id for operation in await self.unfinished_operations())
+        unfinished = await self.unfinished_operations()
+        working = {operation.task_id for operation in unfinished}
+        needed = working.union(task_id for task_id, _ in self._undelivered)
         for task_id in list(self._ended):
             if self._records[task_id].status_at < limit and task_id not in needed:
                 self._forget_task(task_id)
                 forgotten += 1
         for operation_id in list(self._done):
             if self._operations[operation_id].created_at < operations_before:
-                del self._done[operation_id]
                 self._forget_operation(operation_id)
+        for record in [record for record in self._records.values() if not record.log]:
+            if record.task_id not in working:
+                del self._records[record.task_id]
+        for task_id in self._targets.keys() - self._records.keys() - working:
+            for config_id in self._targets.pop(task_id):
+                self._undelivered.discard((task_id, config_id))
+        used = {(record.scope, record.context_id) for record in self._records.values()}
+        used.update((operation.scope, operation.context_id) for operation in unfinished)
+        for key in self._contexts.keys() - used:
+            if self._contexts[key][1] < tasks_before:
+                del self._contexts[key]
         return forgotten
 
     def _forget_task(self, task_id: str) -> None:
@@ -523,5 +436,7 @@ class InMemoryStorage(Storage[ContextT]):
 
     def _forget_operation(self, operation_id: str) -> None:
         operation = self._operations.pop(operation_id)
+        self._done.pop(operation_id, None)
+        self._bytes -= self._sizes.pop(operation_id)
         if self._deduplication.get(operation.deduplication_key) is operation:
             del self._deduplication[operation.deduplication_key]

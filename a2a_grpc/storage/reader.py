@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 from sqlalchemy import Connection, Row
@@ -20,6 +21,7 @@ from a2a_grpc.storage.base import (
     Snapshot,
     TaskPage,
     TaskQuery,
+    within_bytes,
 )
 from a2a_grpc.storage.rows import OperationRow, TaskRow, column_time, push_target
 from a2a_grpc.storage.writes import PutSnapshot
@@ -112,19 +114,24 @@ def _entry(row: Row[Any]) -> LogEntry:
     return LogEntry(row.version, row.sequence, EntryKind(row.kind), row.payload)
 
 
-def load_events(connection: Connection, task_id: str, after: int, limit: int) -> list[bytes]:
+def load_events(
+    connection: Connection, task_id: str, after: int, limit: int, max_bytes: int
+) -> list[bytes]:
     """See `Storage.load_events`."""
     head = connection.execute(statements.head, {"task_id": task_id}).first()
     if head is None or after >= head.sequence:
         return []
-    rows = connection.execute(
+    with connection.execute(
         statements.events, {"of": head.number, "after": after, "limit": limit}
-    ).all()
-    if limit > 0 and (not rows or rows[0].sequence != after + 1):
-        raise LogTruncatedError(
-            f"the log of task {task_id!r} does not reach back to event {after + 1}"
-        )
-    return [row.payload for row in rows]
+    ) as rows:
+        first = rows.fetchone()
+        if limit > 0 and (first is None or first.sequence != after + 1):
+            raise LogTruncatedError(
+                f"the log of task {task_id!r} does not reach back to event {after + 1}"
+            )
+        # Row by row, so that what is over the bound is not read.
+        found = () if first is None else chain((first,), rows)
+        return within_bytes((row.payload for row in found), max_bytes)
 
 
 def list_tasks(connection: Connection, query: TaskQuery) -> TaskPage:

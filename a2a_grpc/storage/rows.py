@@ -155,7 +155,7 @@ class OperationRow(NamedTuple):
             id=row.id,
             task_id=row.task_id,
             context_id=row.context_id,
-            request=pb.SendMessageRequest.FromString(row.request),
+            request=pb.SendMessageRequest.FromString(b"" if outcome else row.request),
             scope=Scope(row.tenant, row.principal),
             creates_task=bool(row.creates_task),
             deadline=row.deadline,

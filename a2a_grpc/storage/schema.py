@@ -77,7 +77,7 @@ def _list_index(name: str, *narrowing: Column[str] | Column[int]) -> None:
 _list_index("tasks_by_scope")
 _list_index("tasks_by_context", tasks.c.context_id)
 _list_index("tasks_by_state", tasks.c.state)
-Index("tasks_ended", tasks.c.status_at, sqlite_where=ENDED, postgresql_where=ENDED)
+Index("tasks_ended", tasks.c.running, tasks.c.status_at, sqlite_where=ENDED, postgresql_where=ENDED)
 Index("tasks_not_created", tasks.c.number, sqlite_where=NOT_CREATED, postgresql_where=NOT_CREATED)
 
 # How many tasks a scope has in each state: the total of a list without counting.
@@ -184,6 +184,7 @@ contexts = Table(
     Column("principal", Text, nullable=False),
     Column("context_id", Text, nullable=False),
     Column("value", Text, nullable=False),  # JSON
+    Column("updated_at", Float, nullable=False),  # seconds since the epoch
     PrimaryKeyConstraint("tenant", "principal", "context_id"),
 )
 

@@ -6,7 +6,9 @@ Writes go through one group writer, reads beside it; what both do to the tables 
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from contextlib import AsyncExitStack
 from functools import partial
 from types import TracebackType
@@ -16,6 +18,7 @@ from a2a_grpc import pb
 from a2a_grpc.errors import ResourceExhaustedError, UnavailableError
 from a2a_grpc.storage import reader, statements, sweeping
 from a2a_grpc.storage.base import (
+    EVENTS_BYTES,
     NO_SCOPE,
     Commit,
     Head,
@@ -40,6 +43,7 @@ from a2a_grpc.storage.writes import (
     ChangePushConfig,
     CommitTask,
     FinishOperation,
+    HandBack,
     PutContext,
     SavePushConfig,
     StartTurn,
@@ -47,6 +51,9 @@ from a2a_grpc.storage.writes import (
 )
 
 ResultT = TypeVar("ResultT")
+
+READ_DELAYS = (0.05, 0.2, 0.5)
+"""Seconds between the attempts to read the task of a turn that was started."""
 
 
 class SqlStorage(Storage[Any]):
@@ -103,6 +110,7 @@ class SqlStorage(Storage[Any]):
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self._recent = RecentSnapshots(0)  # a closed storage answers nothing
         await self._resources.aclose()
 
     def _follow(self, result: GroupResult) -> None:
@@ -149,8 +157,20 @@ class SqlStorage(Storage[Any]):
         snapshot = None
         if version:
             # Nobody but the new turn can write the task now, so it is read beside the writer.
-            snapshot = await self.load_snapshot(operation.task_id, version=version)
+            try:
+                snapshot = await self._load_started(operation.task_id, version)
+            except UnavailableError:
+                await self._write(HandBack(operation.id, operation.task_id, fence))
+                raise
         return Turn(operation, fence, snapshot)
+
+    async def _load_started(self, task_id: str, version: int) -> Snapshot | None:
+        for delay in READ_DELAYS:
+            try:
+                return await self.load_snapshot(task_id, version=version)
+            except UnavailableError:
+                await asyncio.sleep(delay)
+        return await self.load_snapshot(task_id, version=version)
 
     async def commit(self, commit: Commit) -> None:
         await self._write(CommitTask(commit))
@@ -184,9 +204,13 @@ class SqlStorage(Storage[Any]):
             )
         )
 
-    async def load_events(self, task_id: str, after: int, limit: int) -> list[bytes]:
+    async def load_events(
+        self, task_id: str, after: int, limit: int, *, max_bytes: int = EVENTS_BYTES
+    ) -> list[bytes]:
         return await self._database.read(
-            partial(reader.load_events, task_id=task_id, after=after, limit=limit)
+            partial(
+                reader.load_events, task_id=task_id, after=after, limit=limit, max_bytes=max_bytes
+            )
         )
 
     async def list_tasks(self, query: TaskQuery) -> TaskPage:
@@ -202,7 +226,8 @@ class SqlStorage(Storage[Any]):
     async def update_context(
         self, context_id: str, context: Any, *, scope: Scope = NO_SCOPE
     ) -> None:
-        await self._write(PutContext(scope, context_id, json.dumps(context, allow_nan=False)))
+        value = json.dumps(context, allow_nan=False)
+        await self._write(PutContext(scope, context_id, value, time.time()))
 
     # Push configurations and their outbox.
 
@@ -250,6 +275,14 @@ class SqlStorage(Storage[Any]):
             pass
         while await write(sweeping.forget_not_created):
             pass
+        config: tuple[str, ...] | None = ("", "")
+        while config is not None:
+            config = await write(partial(sweeping.forget_push_configs, after=config))
+        context: tuple[str, ...] | None = ("", "", "")
+        while context is not None:
+            context = await write(
+                partial(sweeping.forget_contexts, before=tasks_before, after=context)
+            )
         while await write(sweeping.delete_logs):
             pass
         return forgotten

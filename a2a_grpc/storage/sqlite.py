@@ -24,6 +24,7 @@ from sqlalchemy.pool import QueuePool
 from a2a_grpc.errors import UnavailableError
 from a2a_grpc.storage.base import StorageOpenError
 from a2a_grpc.storage.migrations import migrate
+from a2a_grpc.storage.sweeping import release_ended
 
 if sys.platform == "win32":
     import msvcrt
@@ -227,6 +228,7 @@ class SqliteDatabase:
                 )
             with engine.begin() as connection:
                 migrate(connection)
+                release_ended(connection)
         except StorageOpenError as error:
             raise StorageOpenError(f"can't open {self.path}: {error}") from error
         except (DBAPIError, sqlite3.Error) as error:

@@ -16,6 +16,7 @@ from sqlalchemy import (
     bindparam,
     case,
     delete,
+    exists,
     func,
     insert,
     select,
@@ -323,12 +324,14 @@ next_push_attempt = select(func.min(push_configs.c.next_attempt_at)).where(PENDI
 
 _unfinished_tasks = select(operations.c.task_id).where(UNFINISHED)
 
-# Tasks that ended before `before`, with nothing left to deliver and no message on its way.
+# Tasks that ended before `before`, that no turn holds, with nothing left to deliver and no message
+# on its way.
 tasks_to_forget = (
     select(tasks.c.number, tasks.c.id, tasks.c.version)
     .add_columns(tasks.c.tenant, tasks.c.principal, tasks.c.state)
     .where(
         ENDED,
+        tasks.c.running == 0,
         tasks.c.status_at < bindparam("before"),
         tasks.c.id.not_in(_unfinished_tasks),
         tasks.c.id.not_in(select(push_configs.c.task_id).where(PENDING)),
@@ -336,6 +339,8 @@ tasks_to_forget = (
     .order_by(tasks.c.status_at)
     .limit(bindparam("limit"))
 )
+# Of turns that a former process left behind on tasks that ended.
+release_ended = update(tasks).where(ENDED, tasks.c.running == 1).values(running=0)
 delete_task = delete(tasks).where(tasks.c.number == bindparam("of"))
 
 # Fences of tasks that were never created and that no operation works on any more.
@@ -345,6 +350,57 @@ delete_not_created = delete(tasks).where(
         .where(NOT_CREATED, tasks.c.id.not_in(_unfinished_tasks))
         .limit(bindparam("limit"))
     )
+)
+
+# Configurations in the order of their keys, and whether nothing is left that they could be for.
+_config_key = push_configs.c.task_id, push_configs.c.config_id
+push_configs_after = (
+    select(
+        *_config_key,
+        and_(
+            ~exists().where(tasks.c.id == push_configs.c.task_id),
+            push_configs.c.task_id.not_in(_unfinished_tasks),
+        ).label("unused"),
+    )
+    .where(tuple_(*_config_key) > tuple_(bindparam("after_task"), bindparam("after_config")))
+    .order_by(*_config_key)
+    .limit(bindparam("limit"))
+)
+
+# Contexts in the order of their keys, and whether they are older than `before` and nothing is left
+# that could use them.
+_context_key = contexts.c.tenant, contexts.c.principal, contexts.c.context_id
+contexts_after = (
+    select(
+        *_context_key,
+        and_(
+            contexts.c.updated_at < bindparam("before"),
+            ~exists().where(
+                tasks.c.tenant == contexts.c.tenant,
+                tasks.c.principal == contexts.c.principal,
+                tasks.c.context_id == contexts.c.context_id,
+                CREATED,
+            ),
+            tuple_(*_context_key).not_in(
+                select(requests.c.tenant, requests.c.principal, requests.c.context_id)
+                .join(operations, operations.c.number == requests.c.operation_number)
+                .where(UNFINISHED)
+            ),
+        ).label("unused"),
+    )
+    .where(
+        tuple_(*_context_key)
+        > tuple_(
+            bindparam("after_tenant"), bindparam("after_principal"), bindparam("after_context")
+        )
+    )
+    .order_by(*_context_key)
+    .limit(bindparam("limit"))
+)
+delete_context = delete(contexts).where(
+    contexts.c.tenant == bindparam("of_tenant"),
+    contexts.c.principal == bindparam("of_principal"),
+    contexts.c.context_id == bindparam("of_context"),
 )
 
 insert_forgotten = insert(forgotten)

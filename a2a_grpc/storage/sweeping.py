@@ -14,8 +14,14 @@ from a2a_grpc.storage import statements
 
 STEP_TASKS = 100
 STEP_OPERATIONS = 500
+STEP_KEYS = 500
 STEP_ENTRIES = 2000
 """Rows per step."""
+
+
+def release_ended(connection: Connection) -> None:
+    """Free the ended tasks from turns that a former process left behind."""
+    connection.execute(statements.release_ended)
 
 
 def forget_tasks(connection: Connection, before: int) -> list[str]:
@@ -90,3 +96,39 @@ def forget_not_created(connection: Connection) -> bool:
     """Forget some fences that no operation needs any more; whether there is more to do."""
     deleted = connection.execute(statements.delete_not_created, {"limit": STEP_OPERATIONS})
     return bool(deleted.rowcount)
+
+
+def forget_push_configs(connection: Connection, after: tuple[str, ...]) -> tuple[str, ...] | None:
+    """Forget the configurations of tasks that never came to be, among some behind a key.
+
+    Returns the key to go on behind; None at the end.
+    """
+    key = dict(zip(("after_task", "after_config"), after, strict=True))
+    rows = connection.execute(statements.push_configs_after, {**key, "limit": STEP_KEYS}).all()
+    unused = [{"of_task": row.task_id, "of_config": row.config_id} for row in rows if row.unused]
+    if unused:
+        connection.execute(statements.delete_push_config, unused)
+    return (rows[-1].task_id, rows[-1].config_id) if len(rows) == STEP_KEYS else None
+
+
+def forget_contexts(
+    connection: Connection, before: float, after: tuple[str, ...]
+) -> tuple[str, ...] | None:
+    """Forget contexts last updated before `before` that nothing uses, among some behind a key.
+
+    Returns the key to go on behind; None at the end.
+    """
+    key = dict(zip(("after_tenant", "after_principal", "after_context"), after, strict=True))
+    rows = connection.execute(
+        statements.contexts_after, {**key, "before": before, "limit": STEP_KEYS}
+    ).all()
+    unused = [
+        {"of_tenant": row.tenant, "of_principal": row.principal, "of_context": row.context_id}
+        for row in rows
+        if row.unused
+    ]
+    if unused:
+        connection.execute(statements.delete_context, unused)
+    if len(rows) < STEP_KEYS:
+        return None
+    return rows[-1].tenant, rows[-1].principal, rows[-1].context_id

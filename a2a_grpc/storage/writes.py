@@ -28,7 +28,7 @@ from a2a_grpc.storage.base import (
 )
 from a2a_grpc.storage.group import Group, Values, Wanted
 from a2a_grpc.storage.rows import SNAPSHOT_FLOOR, TaskRow, column_time
-from a2a_grpc.task import TERMINAL_STATES, LogEntry, event_entry, message_entry
+from a2a_grpc.task import TERMINAL_STATES, EntryKind, LogEntry, message_entry
 
 ResultT = TypeVar("ResultT")
 
@@ -154,18 +154,43 @@ class StartTurn(Write[StartedTurn | None]):
         if row is None:
             row = group.add_task(operation.task_id, operation.context_id, operation.scope)
         elif row.state in TERMINAL_STATES:
+            if operation.attempts and row.running:
+                row.running = False
+                group.touch(row)
             group.finish(operation.id, finished_task_outcome(row.head, operation.attempts))
             return None
-        # The Task that a first attempt created has the message already.
-        if row.version and not operation.attempts:
+        # After that it is there already, or in the Task that the first attempt created.
+        if row.version and operation.state is OperationState.QUEUED:
             message = operation.request.message
             entry = message_entry(message, version=row.version + 1, sequence=row.sequence)
             group.append(row, [entry])
-        group.start(found)
+        group.count_attempt(found, 1)
         row.fence += 1
         row.running = True
         group.touch(row)
         return StartedTurn(replace(operation), row.fence, row.version)
+
+
+@dataclass(slots=True)
+class HandBack(Write[None]):
+    """Undo the attempt of a turn whose `execute()` never began; the message stays in the task."""
+
+    operation_id: str
+    task_id: str
+    fence: int
+
+    def collect(self, wanted: Wanted) -> None:
+        wanted.operations.add(self.operation_id)
+        wanted.tasks.add(self.task_id)
+
+    def apply(self, group: Group) -> None:
+        found, row = group.operations.get(self.operation_id), group.tasks.get(self.task_id)
+        if row is None or not row.running or row.fence != self.fence:
+            return
+        row.running = False
+        group.touch(row)
+        if found is not None and found.operation.state is OperationState.STARTED:
+            group.count_attempt(found, -1)
 
 
 class CommitTask(Write[None]):
@@ -176,14 +201,13 @@ class CommitTask(Write[None]):
     def __init__(self, commit: Commit) -> None:
         self.commit = commit
         self.related = [
-            (task, event_entry(pb.StreamResponse(task=task), version=1, sequence=1))
-            for task in commit.related
+            (task, pb.StreamResponse(task=task).SerializeToString()) for task in commit.related
         ]
 
     @property
     def size(self) -> int:
-        entries = (*self.commit.entries, *(entry for _, entry in self.related))
-        return sum(len(entry.payload) for entry in entries)
+        entries = sum(len(entry.payload) for entry in self.commit.entries)
+        return entries + sum(len(payload) for _, payload in self.related)
 
     def collect(self, wanted: Wanted) -> None:
         wanted.tasks.add(self.commit.task_id)
@@ -198,8 +222,8 @@ class CommitTask(Write[None]):
                 row = group.add_task(commit.task_id, commit.context_id, commit.scope)
             row.state, row.status_at = commit.state, column_time(commit.status_at)
             group.append(row, commit.entries)
-        for task, entry in self.related:
-            self._store_related(group, task, entry)
+        for task, payload in self.related:
+            self._store_related(group, task, payload)
         for operation_id, outcome in commit.finished:
             group.finish(operation_id, outcome)
         if commit.ends_turn and row is not None:
@@ -228,14 +252,13 @@ class CommitTask(Write[None]):
             owner, running = (other.scope, other.running) if other else (None, False)
             check_related(task, commit.task_id, commit.scope, owner, running)
 
-    def _store_related(self, group: Group, task: pb.Task, entry: LogEntry) -> None:
-        earlier = group.tasks.get(task.id)
-        if earlier is not None:
-            group.drop_task(earlier)
-        row = group.add_task(task.id, task.context_id, self.commit.scope)
+    def _store_related(self, group: Group, task: pb.Task, payload: bytes) -> None:
+        row = group.tasks.get(task.id)
+        if row is None:
+            row = group.add_task(task.id, task.context_id, self.commit.scope)
         row.state = task.status.state
         row.status_at = column_time(task.status.timestamp.ToNanoseconds())
-        group.append(row, [entry])
+        group.append(row, [LogEntry(row.version + 1, row.sequence + 1, EntryKind.EVENT, payload)])
 
 
 @dataclass(slots=True)
@@ -286,10 +309,11 @@ class PutContext(Write[None]):
     scope: Scope
     context_id: str
     value: str
+    updated_at: float
 
     @property
     def size(self) -> int:
         return len(self.value)
 
     def apply(self, group: Group) -> None:
-        group.put_context(self.scope, self.context_id, self.value)
+        group.put_context(self.scope, self.context_id, self.value, self.updated_at)

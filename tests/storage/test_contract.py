@@ -511,9 +511,41 @@ async def test_a_related_task_that_comes_again_is_replaced(storage: AnyStorage) 
         related = a_task(related_id, state)
         await storage.commit(a_commit(task_id, status(WORKING), version=version, related=[related]))
     assert await storage.load_task(related_id) == a_task(related_id, CANCELED)
-    assert len(await storage.load_events(related_id, 0, 10)) == 1
+    assert len(await storage.load_events(related_id, 0, 10)) == 2
     assert (await storage.list_tasks(TaskQuery(ALICE))).total == 2
     assert (await storage.list_tasks(TaskQuery(ALICE, state=COMPLETED))).total == 0
+
+
+async def test_a_related_task_goes_on_with_the_log_of_its_task(storage: AnyStorage) -> None:
+    task_id, related_id = await store_task(storage), await store_task(storage)
+    await storage.commit(a_commit(related_id, a_message(), status(INPUT_REQUIRED), version=1))
+    (before,) = await storage.load_events(related_id, 1, 10)
+    related = a_task(related_id, COMPLETED, at=9)
+    await storage.commit(a_commit(task_id, status(WORKING), version=1, related=[related]))
+    events = await storage.load_events(related_id, 1, 10)
+    whole = pb.StreamResponse(task=related).SerializeToString()
+    assert events == [before, whole]
+    assert await storage.load_task(related_id) == related
+    head = await storage.load_head(related_id)
+    assert head is not None
+    assert (head.state, head.version, head.sequence) == (COMPLETED, 4, 3)
+    assert [task.id for task in (await storage.list_tasks(TaskQuery(ALICE))).tasks] == [
+        related_id,
+        task_id,
+    ]
+
+
+async def test_a_bad_related_task_leaves_nothing_of_the_commit(storage: AnyStorage) -> None:
+    task_id, related_id = await store_task(storage), new_id()
+    bad = a_task(new_id(), COMPLETED)
+    bad.status.timestamp.seconds = 2**60
+    commit = a_commit(
+        task_id, status(WORKING), version=1, related=[a_task(related_id, COMPLETED), bad]
+    )
+    with pytest.raises(InvalidAgentResponseError):
+        await storage.commit(commit)
+    assert await storage.load_head(related_id) is None
+    assert len(await storage.load_events(task_id, 0, 10)) == 1
 
 
 async def test_a_related_task_of_another_scope_is_refused(storage: AnyStorage) -> None:
@@ -655,6 +687,15 @@ async def test_load_events_goes_on_without_gap_or_duplicate(storage: AnyStorage)
         read += [event.artifact_update.artifact.parts[0].text for event in parsed]
     assert read == [str(number) for number in range(1, 20)]
     assert await storage.load_events(task_id, 100, 4) == []
+
+
+async def test_load_events_has_a_bound_of_bytes(storage: AnyStorage) -> None:
+    task_id = await store_task(storage)
+    await storage.commit(a_commit(task_id, *[chunk("x" * 1000) for _ in range(5)], version=1))
+    events = await storage.load_events(task_id, 0, 10)
+    assert len(events) == 6
+    assert await storage.load_events(task_id, 1, 10, max_bytes=1) == events[1:2]
+    assert await storage.load_events(task_id, 1, 10, max_bytes=2 * len(events[1])) == events[1:3]
 
 
 async def test_load_events_while_events_are_committed(storage: AnyStorage) -> None:
@@ -1110,6 +1151,98 @@ async def test_sweep_while_tasks_are_written(storage: AnyStorage) -> None:
     pages = await _all_pages(storage, TaskQuery(ALICE))
     assert {task.id for page in pages for task in page.tasks} == set(kept)
     assert pages[0].total == 50
+
+
+async def _cleaning_up(storage: AnyStorage) -> tuple[Operation, int]:
+    """A task that has ended while its turn goes on."""
+    operation = an_operation()
+    turn = await begin(storage, operation)
+    event = created(operation.task_id, state=COMPLETED, at=SECOND)
+    await storage.commit(
+        a_commit(
+            operation.task_id,
+            event,
+            state=COMPLETED,
+            at=SECOND,
+            fence=turn.fence,
+            finished=done(operation, 1),
+        )
+    )
+    return operation, turn.fence
+
+
+async def test_sweep_keeps_tasks_that_a_turn_holds(storage: AnyStorage) -> None:
+    operation, fence = await _cleaning_up(storage)
+    assert await storage.sweep(tasks_before=20.0, operations_before=0.0) == 0
+    await storage.commit(Commit(operation.task_id, expected_version=1, fence=fence, ends_turn=True))
+    assert await storage.sweep(tasks_before=20.0, operations_before=0.0) == 1
+
+
+async def test_a_task_that_a_lost_turn_ended_is_forgotten(storage: AnyStorage) -> None:
+    operation = an_operation()
+    turn = await begin(storage, operation)
+    event = created(operation.task_id, state=COMPLETED)
+    commit = a_commit(operation.task_id, event, state=COMPLETED, fence=turn.fence)
+    await storage.commit(commit)
+    assert await storage.start_turn(operation.id) is None
+    assert await storage.sweep(tasks_before=20.0, operations_before=0.0) == 1
+
+
+async def test_sweep_forgets_contexts_that_nothing_uses(storage: AnyStorage) -> None:
+    await store_task(storage, COMPLETED, at=SECOND, context_id="ended")
+    await store_task(storage, context_id="working")
+    operation = an_operation(context_id="queued")
+    await storage.admit(operation)
+    ids = ["ended", "working", "queued", "unused"]
+    for context_id in ids:
+        await storage.update_context(context_id, {"of": context_id}, scope=ALICE)
+    await storage.update_context("working", 1, scope=BOB)
+
+    async def left() -> list[str]:
+        return [i for i in ids if await storage.load_context(i, scope=ALICE) is not None]
+
+    await storage.sweep(tasks_before=time.time() - 60, operations_before=0.0)
+    assert await left() == ids
+    await storage.sweep(tasks_before=time.time() + 60, operations_before=0.0)
+    assert await left() == ["working", "queued"]
+    assert await storage.load_context("working", scope=BOB) is None
+    await storage.finish_operation(operation.id, Outcome(OutcomeKind.MESSAGE))
+    await storage.sweep(tasks_before=time.time() + 60, operations_before=0.0)
+    assert await left() == ["working"]
+
+
+async def test_sweep_forgets_more_keys_than_one_step_holds(storage: AnyStorage) -> None:
+    ids = [f"{number:04}" for number in range(1100)]
+    for context_id in ids:
+        await asyncio.gather(
+            storage.update_context(context_id, 1, scope=ALICE),
+            storage.save_push_config(_config(context_id), scope=ALICE),
+        )
+    await storage.sweep(tasks_before=time.time() + 60, operations_before=0.0)
+    for context_id in (ids[0], ids[500], ids[-1]):
+        assert await storage.load_context(context_id, scope=ALICE) is None
+        assert await storage.load_push_configs(context_id) == []
+
+
+async def test_sweep_forgets_push_configs_of_tasks_that_never_came(storage: AnyStorage) -> None:
+    operation = an_operation()
+    await storage.admit(operation, push_config=_config(operation.task_id))
+    task_id = await store_task(storage)
+    await storage.save_push_config(_config(task_id), scope=ALICE)
+    await storage.sweep(tasks_before=0.0, operations_before=0.0)
+    assert await storage.load_push_configs(operation.task_id) != []
+    await storage.finish_operation(operation.id, Outcome(OutcomeKind.MESSAGE))
+    await storage.sweep(tasks_before=0.0, operations_before=0.0)
+    assert await storage.load_push_configs(operation.task_id) == []
+    assert await storage.load_push_configs(task_id) != []
+
+
+async def test_a_done_operation_has_no_request_left(storage: AnyStorage) -> None:
+    operation = await run_to_the_end(storage)
+    loaded = await storage.load_operation(operation.id)
+    assert loaded is not None
+    assert loaded.request == pb.SendMessageRequest()
+    assert operation.request != pb.SendMessageRequest()
 
 
 # --- Conveniences.

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +46,10 @@ from tests.storage.values import (
     a_commit,
     a_task,
     an_operation,
+    begin,
     chunk,
     created,
+    done,
     entries,
     new_id,
     run_to_the_end,
@@ -173,6 +176,69 @@ async def test_a_storage_that_is_not_open_says_so(path: Path) -> None:
             await store_task(storage)
         async with storage:
             await store_task(storage)
+
+
+async def test_a_closed_storage_answers_nothing_from_its_cache(path: Path) -> None:
+    async with SqlStorage(f"sqlite:///{path}") as storage:
+        task_id = await store_task(storage)
+        assert await storage.load_task(task_id) is not None
+    with pytest.raises(UnavailableError, match="not open"):
+        await storage.load_task(task_id)
+
+
+async def _fail_reads(storage: SqlStorage, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    load = storage.load_snapshot
+    failures = iter(range(times))
+
+    async def fail(*arguments: Any, **options: Any) -> Any:
+        if next(failures, None) is not None:
+            raise UnavailableError("the storage can't be reached now")
+        return await load(*arguments, **options)
+
+    monkeypatch.setattr(storage, "load_snapshot", fail)
+    monkeypatch.setattr("a2a_grpc.storage.sql.READ_DELAYS", (0.0, 0.0, 0.0))
+
+
+async def test_a_turn_that_could_not_be_read_is_no_attempt(
+    storage: SqlStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task_id = await store_task(storage)
+    operation = an_operation(task_id=task_id)
+    await storage.admit(operation)
+    await _fail_reads(storage, monkeypatch, times=4)
+    with pytest.raises(UnavailableError):
+        await storage.start_turn(operation.id)
+    head = await storage.load_head(task_id)
+    assert head is not None
+    assert not head.running
+    turn = await storage.start_turn(operation.id)
+    assert turn is not None
+    assert turn.operation.attempts == 1
+    assert turn.snapshot is not None
+    assert len(turn.snapshot.task.history) == 1, "the message enters once"
+
+
+async def test_a_turn_is_read_again_before_it_is_handed_back(
+    storage: SqlStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operation = an_operation(task_id=await store_task(storage))
+    await storage.admit(operation)
+    await _fail_reads(storage, monkeypatch, times=3)
+    turn = await storage.start_turn(operation.id)
+    assert turn is not None
+    assert (turn.operation.attempts, turn.fence) == (1, 1)
+
+
+async def test_turns_of_a_former_process_keep_no_ended_task(path: Path) -> None:
+    operation = an_operation()
+    async with SqlStorage(f"sqlite:///{path}") as storage:
+        turn = await begin(storage, operation)
+        event = created(operation.task_id, state=COMPLETED)
+        commit = a_commit(operation.task_id, event, state=COMPLETED, fence=turn.fence)
+        await storage.commit(replace(commit, finished=done(operation, 1)))
+        assert await storage.sweep(tasks_before=20.0, operations_before=0.0) == 0
+    async with SqlStorage(f"sqlite:///{path}") as storage:
+        assert await storage.sweep(tasks_before=20.0, operations_before=0.0) == 1
 
 
 # --- What survives.
@@ -651,9 +717,29 @@ async def test_the_usual_totals_are_kept(reading: sqlite3.Connection, state: int
         (statements.unfinished_operations, {}, "operations_unfinished"),
         (statements.newest_operations_by_key, {"keys": [b"k"]}, "operations_by_key"),
         (statements.operations_to_forget, {"before": 1.0, "limit": 5}, "operations_done"),
-        (statements.tasks_to_forget, {"before": 1, "limit": 5}, "tasks_ended"),
+        (
+            statements.tasks_to_forget,
+            {"before": 1, "limit": 5},
+            "tasks_ended (running=? AND status_at<?",
+        ),
         (statements.due_push_configs, {"now": 1.0, "limit": 5}, "push_configs_pending"),
         (statements.next_push_attempt, {}, "push_configs_pending"),
+        (
+            statements.contexts_after,
+            {
+                "after_tenant": "",
+                "after_principal": "",
+                "after_context": "",
+                "before": 1.0,
+                "limit": 5,
+            },
+            "SEARCH contexts USING INDEX sqlite_autoindex_contexts_1",
+        ),
+        (
+            statements.push_configs_after,
+            {"after_task": "", "after_config": "", "limit": 5},
+            "SEARCH push_configs USING COVERING INDEX sqlite_autoindex_push_configs_1",
+        ),
         (statements.tails_by_number, {"numbers": [1]}, "task_number=? AND version>?"),
     ],
 )

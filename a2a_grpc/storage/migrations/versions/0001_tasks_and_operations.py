@@ -39,7 +39,7 @@ def upgrade() -> None:
     _partial("tasks_by_scope", "tasks", ["tenant", "principal", *order], created)
     _partial("tasks_by_context", "tasks", ["tenant", "principal", "context_id", *order], created)
     _partial("tasks_by_state", "tasks", ["tenant", "principal", "state", *order], created)
-    _partial("tasks_ended", "tasks", ["status_at"], "state IN (3, 4, 5, 7)")
+    _partial("tasks_ended", "tasks", ["running", "status_at"], "state IN (3, 4, 5, 7)")
     _partial("tasks_not_created", "tasks", ["number"], "status_at IS NULL")
     op.create_table(
         "task_counts",
@@ -114,6 +114,7 @@ def upgrade() -> None:
         sa.Column("principal", sa.Text, nullable=False),
         sa.Column("context_id", sa.Text, nullable=False),
         sa.Column("value", sa.Text, nullable=False),
+        sa.Column("updated_at", sa.Float, nullable=False),
         sa.PrimaryKeyConstraint("tenant", "principal", "context_id"),
     )
     op.create_table(
