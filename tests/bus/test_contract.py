@@ -175,3 +175,19 @@ async def test_reader_that_comes_later_finds_the_older_events_in_storage(bus: Ev
             await arrived(channel, 2)
             assert channel.read(0) is None
             assert channel.read(1) == [b"2"]
+
+
+async def test_gap_that_is_told_without_events_is_found_too(bus: EventBus) -> None:
+    """As at the start of a turn, after somebody wrote to the task without publishing."""
+    with bus.channel("t") as channel, channel.reader():
+        await bus.publish(commit(1))
+        await bus.publish(commit(2))
+        await bus.publish(Committed("t", 4, 4, WORKING, operation_id="o", starts=True))
+        await arrived(channel, 4)
+        assert channel.read(0) is None
+        assert channel.read(2) is None
+        assert channel.read(4) == []
+        await bus.publish(commit(5))
+        await arrived(channel, 5)
+        assert channel.read(2) is None
+        assert channel.read(4) == [b"5"]

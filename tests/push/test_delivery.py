@@ -812,10 +812,12 @@ async def test_a_deleted_configuration_gets_nothing_more() -> None:
 
 async def test_where_the_log_was_truncated_the_task_is_delivered_as_it_is() -> None:
     class Truncated(WatchedStorage):
-        async def load_events(self, task_id: str, after: int, limit: int) -> list[bytes]:
+        async def load_events(
+            self, task_id: str, after: int, limit: int, **bounds: int
+        ) -> list[bytes]:
             if after < 3:
                 raise LogTruncatedError
-            return await super().load_events(task_id, after, limit)
+            return await super().load_events(task_id, after, limit, **bounds)
 
     async with Webhook() as hook:
         storage = Truncated()
