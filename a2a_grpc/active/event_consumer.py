@@ -340,8 +340,10 @@ class EventConsumer:
 
     def _drain(self) -> None:
         self._drain_scheduled = False
-        if not self._goes_on():
-            return  # one commit will do for the last events and the end of the turn
+        if self._goes_on():  # if not, one commit will do for what is left and the turn's end
+            self._start_draining()
+
+    def _start_draining(self) -> None:
         if self._pending and not self._ended and (self._drainer is None or self._drainer.done()):
             self._drainer = asyncio.create_task(
                 self._flush(), name=f"event-consumer:{self.operation.task_id}"
@@ -363,25 +365,22 @@ class EventConsumer:
         Commits run in a task of their own, so cancelling an agent that waits here never leaves
         open whether a commit took place.
         """
-        self._drain()
+        self._start_draining()
         if self._drainer is not None and not self._drainer.done():
             await asyncio.wait((self._drainer,))
 
-    async def finish(
-        self, outcome: Outcome | None, *, related: tuple[pb.Task, ...] = ()
-    ) -> Outcome | None:
+    async def finish(self, outcome: Outcome | None, *, related: tuple[pb.Task, ...] = ()) -> None:
         """Commit what is pending, end the turn, and tell what the operation came to.
 
         With None the operation stays unfinished: it is handed back. Only the first call counts.
         """
         async with self._lock:
             if self._ended:
-                return None
+                return
             if outcome is not None and outcome.kind is not OutcomeKind.MESSAGE:
                 outcome = Outcome(outcome.kind, self._version, outcome.payload)
             await self._commit(outcome, related, ends_turn=True)
             self._ended = True
-            return outcome
 
     def set_status(self, state: pb.TaskState.ValueType, text: str = "") -> None:
         """Set a status of the engine's own, whatever the agent did; creates the task if need be."""

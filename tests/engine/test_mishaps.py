@@ -356,3 +356,26 @@ async def test_agent_that_ends_its_own_task_fails_alone(leave: Callable[[], None
         assert task.status.state == FAILED
         assert text(task.status.message)
         assert (await s.send(message("echo"))).status.state == COMPLETED
+
+
+async def test_whole_task_from_cancel_keeps_what_execute_published_last() -> None:
+    started, stop, over = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def execute(_: Any, queue: Any) -> None:
+        await queue.enqueue_event(a_task())
+        started.set()
+        await stop.wait()
+        await queue.enqueue_event(chunk("last"))
+        over.set()
+
+    async def cancel(_: Any, queue: Any) -> None:
+        stop.set()
+        await over.wait()
+        await asyncio.sleep(0)  # execute() has returned
+        await queue.enqueue_event(a_task(CANCELED))
+
+    async with serving(Agent(execute, cancel)) as s:
+        task = await s.send(immediately=True)
+        await within(started.wait())
+        canceled = await within(s.cancel(task.id))
+        assert [text(artifact) for artifact in canceled.artifacts] == ["last"]
