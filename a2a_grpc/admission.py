@@ -13,7 +13,7 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from a2a_grpc import pb
 from a2a_grpc.agent.call_context import ServerCallContext
@@ -28,6 +28,7 @@ from a2a_grpc.errors import (
     ResourceExhaustedError,
     TaskNotFoundError,
 )
+from a2a_grpc.media_types import essence, is_listed
 from a2a_grpc.push.guard import check_config
 from a2a_grpc.storage.base import (
     NO_SCOPE,
@@ -39,9 +40,15 @@ from a2a_grpc.storage.base import (
     task_ended,
 )
 from a2a_grpc.task import TERMINAL_STATES
+from a2a_grpc.transient import TransientContexts
 
 RETRY_MARK = "a2a-grpc-retry"
 """Call metadata with which a client says that it sends the message again."""
+
+RETRY_EXTENSION = "urn:a2a-grpc:extensions:retry:v1"
+"""The extension by which a card says that a message sent again, and marked so, runs once.
+
+Its parameter `windowSeconds` is how long a message is remembered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +92,7 @@ class Admission:
     Args:
         card_for: the public card of a tenant's agent; raises InvalidParamsError for an unknown one.
         on_push_config: called with the task's id when a message brings a push configuration.
+        transient: request contexts of middleware, on their way to the agent.
     """
 
     def __init__(
@@ -96,6 +104,7 @@ class Admission:
         builder: RequestContextBuilder,
         card_for: Callable[[str], pb.AgentCard],
         on_push_config: Callable[[str], None],
+        transient: TransientContexts,
         settings: ServiceSettings,
     ) -> None:
         self._storage = storage
@@ -104,6 +113,7 @@ class Admission:
         self._builder = builder
         self._card_for = card_for
         self._on_push_config = on_push_config
+        self._transient = transient
         self._settings = settings
         self._under_way: set[asyncio.Task[Operation]] = set()
 
@@ -146,21 +156,22 @@ class Admission:
         since = now - self._settings.deduplication_window if looks_up else None
         return Prepared(operation, head, push_config, since)
 
-    async def take_in(self, prepared: Prepared) -> Operation:
+    async def take_in(self, prepared: Prepared, call: ServerCallContext) -> Operation:
         """Record the operation and hand it to the broker; or the earlier one that it repeats.
 
         A caller who goes away meanwhile does not stop it half-way: what is recorded also runs.
         """
         if not (self._storage.waits or self._broker.waits):
-            return await self._take_in(prepared)
+            return await self._take_in(prepared, call.request_context)
         task = asyncio.create_task(
-            self._take_in(prepared), name=f"take-in:{prepared.operation.task_id}"
+            self._take_in(prepared, call.request_context),
+            name=f"take-in:{prepared.operation.task_id}",
         )
         self._under_way.add(task)
         task.add_done_callback(self._under_way.discard)
         return await asyncio.shield(task)
 
-    async def _take_in(self, prepared: Prepared) -> Operation:
+    async def _take_in(self, prepared: Prepared, request_context: dict[str, Any]) -> Operation:
         operation = await self._storage.admit(
             prepared.operation,
             duplicates_since=prepared.duplicates_since,
@@ -170,10 +181,12 @@ class Admission:
             return operation
         if prepared.push_config is not None:
             self._on_push_config(operation.task_id)
+        self._transient.keep(operation.id, request_context)
         try:
             await self._broker.run_task(TaskSendParams(operation.task_id, operation.id))
         except A2AError as error:
             # The caller is told, and whoever sent the same, so the record must not run later.
+            self._transient.take(operation.id)
             outcome = error_outcome(error, refused=True)
             await self._storage.finish_operation(operation.id, outcome)
             await self._bus.publish(
@@ -290,16 +303,10 @@ def _check_media_types(message: pb.Message, card: pb.AgentCard) -> None:
             modes = [*card.default_input_modes]
             for skill in card.skills:
                 modes.extend(skill.input_modes)
-            accepted = {_essence(mode) for mode in modes}
-        essence = _essence(part.media_type)
-        if accepted and accepted.isdisjoint((essence, essence.split("/")[0] + "/*", "*/*", "*")):
+            accepted = {essence(mode) for mode in modes}
+        if accepted and not is_listed(part.media_type, accepted):
             raise ContentTypeNotSupportedError(
                 f"message.parts[{index}] has media type {part.media_type!r}; this agent takes "
                 + ", ".join(sorted(accepted)),
                 metadata={"media_type": part.media_type},
             )
-
-
-def _essence(media_type: str) -> str:
-    # Media types compare without case and parameters.
-    return media_type.split(";")[0].strip().lower()

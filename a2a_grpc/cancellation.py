@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 
 from a2a_grpc import pb
-from a2a_grpc.bus.base import Committed, EventBus
+from a2a_grpc.bus.base import Committed, EventBus, OnCommit
 from a2a_grpc.errors import UnavailableError
 from a2a_grpc.storage.base import AnyStorage, Commit, FenceLostError, Head, VersionConflictError
 from a2a_grpc.task import event_entry
@@ -16,12 +15,11 @@ _under_way: set[asyncio.Task[bool]] = set()
 
 
 async def cancel_idle_task(
-    storage: AnyStorage, bus: EventBus, head: Head, on_commit: Callable[[str], None]
+    storage: AnyStorage, bus: EventBus, head: Head, on_commit: OnCommit
 ) -> bool:
     """Commit and publish CANCELED; False if the task has moved on since `head` was read.
 
-    A caller who goes away does not stop it between the two. `on_commit` is called with the task's
-    id afterwards.
+    A caller who goes away does not stop it between the two. `on_commit` is called afterwards.
     """
     task = asyncio.create_task(
         _cancel_idle_task(storage, bus, head, on_commit), name=f"cancel:{head.task_id}"
@@ -32,7 +30,7 @@ async def cancel_idle_task(
 
 
 async def _cancel_idle_task(
-    storage: AnyStorage, bus: EventBus, head: Head, on_commit: Callable[[str], None]
+    storage: AnyStorage, bus: EventBus, head: Head, on_commit: OnCommit
 ) -> bool:
     now = time.time_ns()
     canceled = pb.TaskState.TASK_STATE_CANCELED
@@ -63,8 +61,7 @@ async def _cancel_idle_task(
         after = await storage.load_head(head.task_id)
         if after is None or (after.state, after.version) != (canceled, entry.version):
             raise
-    await bus.publish(
-        Committed(head.task_id, entry.version, entry.sequence, canceled, [entry.payload])
-    )
-    on_commit(head.task_id)
+    committed = Committed(head.task_id, entry.version, entry.sequence, canceled, [entry.payload])
+    await bus.publish(committed)
+    on_commit(committed, head.state)
     return True

@@ -2,8 +2,8 @@
 
 Exit codes: 0 when done (for `serve`: stopped by SIGTERM or SIGINT), 1 when it could not be done, 2
 when the command line or the environment is not written as it must be, 130 when another command than
-`serve` was interrupted. What a subcommand does is in `commands/`; none is imported before it is
-asked for.
+`serve` was interrupted; `commands.client.outcome` has 3 to 6, of the client commands. What a
+subcommand does is in `commands/`; none is imported before it is asked for.
 """
 
 from __future__ import annotations
@@ -16,8 +16,20 @@ from typing import Any
 
 import click
 
+from a2a_grpc.commands.client.outcome import HELP, JSON, CommandError, error_line
+
 COMMANDS: Mapping[str, str] = {
     "serve": "a2a_grpc.commands.serve:serve",
+    "card": "a2a_grpc.commands.client.card:card",
+    "send": "a2a_grpc.commands.client.send:send",
+    "stream": "a2a_grpc.commands.client.send:stream",
+    "chat": "a2a_grpc.commands.client.chat:chat",
+    "get": "a2a_grpc.commands.client.tasks:get",
+    "list": "a2a_grpc.commands.client.tasks:list_tasks",
+    "cancel": "a2a_grpc.commands.client.tasks:cancel",
+    "subscribe": "a2a_grpc.commands.client.tasks:subscribe",
+    "push": "a2a_grpc.commands.client.push:push",
+    "completion": "a2a_grpc.commands.completion:completion",
 }
 """Where each command is, as module:name."""
 
@@ -51,6 +63,7 @@ def _print_version(context: click.Context, parameter: click.Parameter, asked: bo
     cls=LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"]},
     invoke_without_command=True,
+    epilog=HELP,
 )
 @click.option(
     "--version",
@@ -62,7 +75,7 @@ def _print_version(context: click.Context, parameter: click.Parameter, asked: bo
 )
 @click.pass_context
 def commands(context: click.Context) -> None:
-    """Serve AI agents over gRPC, by the protocol A2A 1.0."""
+    """Serve AI agents over gRPC, and call them, by the protocol A2A 1.0."""
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
 
@@ -75,16 +88,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _run(arguments: Sequence[str] | None) -> Any:
     try:
         return commands.main(arguments, prog_name="a2a-grpc", standalone_mode=False)
-    except click.UsageError as error:
-        # Click would print the usage as well; one line is easier to find in a log.
-        program = error.ctx.command_path if error.ctx else "a2a-grpc"
-        return _fail(f"{error.format_message()} (see {program} --help)", error.exit_code)
     except click.ClickException as error:
-        return _fail(error.format_message(), error.exit_code)
+        # Click would print the usage as well; one line is easier to find in a log.
+        click.echo(error_line(error, as_json=_as_json(error)), err=True)
+        return error.exit_code
     except click.Abort:
         return 130
 
 
-def _fail(message: str, exit_code: int) -> int:
-    click.echo(f"error: {' '.join(message.split())}", err=True)
-    return exit_code
+def _as_json(error: click.ClickException) -> bool:
+    """Whether the command that failed was asked for JSON."""
+    if isinstance(error, CommandError):
+        return error.as_json
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    return context is not None and bool(context.meta.get(JSON))

@@ -275,4 +275,7 @@ _BY_REASON: dict[str, type[A2AError]] = {
         InternalError,
     )
 }
-_BY_NAME = {cls.__name__: cls for cls in _BY_REASON.values()}
+# JSON-RPC's name for a request that is wrong altogether comes from a2a-sdk's agents, too.
+_BY_NAME = {cls.__name__: cls for cls in _BY_REASON.values()} | {
+    "InvalidRequestError": InvalidParamsError
+}

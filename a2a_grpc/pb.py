@@ -3,8 +3,9 @@
 Python's protobuf refuses two files that define the same symbols, so a process has one set of A2A
 classes. Where a2a-sdk 1.0 or newer is installed (or somebody has imported it already), they are its
 classes, else ours; the order of imports does not matter. A2A_GRPC_OWN_PROTOS=1 in the environment
-forces ours, and then importing `a2a.types` in the same process fails. The stubs load, and grpc with
-them, when they are first asked for.
+forces ours, and then importing `a2a.types` in the same process fails. The messages of our own
+services, which a2a-sdk does not have, refer to whichever classes those are. The stubs load, and
+grpc with them, when they are first asked for.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from importlib.machinery import PathFinder
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from google.protobuf import descriptor_pool
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.protobuf.runtime_version import VersionError
 
 if TYPE_CHECKING:
@@ -75,6 +78,12 @@ if TYPE_CHECKING:
         A2AServiceStub,
         add_A2AServiceServicer_to_server,
     )
+    from a2a_grpc_pb.discovery_pb2 import GetAgentCardRequest
+    from a2a_grpc_pb.discovery_pb2_grpc import (
+        DiscoveryServicer,
+        DiscoveryStub,
+        add_DiscoveryServicer_to_server,
+    )
 
 __all__ = [
     "DESCRIPTOR",
@@ -95,6 +104,9 @@ __all__ = [
     "ClientCredentialsOAuthFlow",
     "DeleteTaskPushNotificationConfigRequest",
     "DeviceCodeOAuthFlow",
+    "DiscoveryServicer",
+    "DiscoveryStub",
+    "GetAgentCardRequest",
     "GetExtendedAgentCardRequest",
     "GetTaskPushNotificationConfigRequest",
     "GetTaskRequest",
@@ -127,15 +139,29 @@ __all__ = [
     "TaskStatus",
     "TaskStatusUpdateEvent",
     "add_A2AServiceServicer_to_server",
+    "add_DiscoveryServicer_to_server",
 ]
 
 _PACKAGE = "lf.a2a.v1"
 _OWN = "a2a_grpc_pb.a2a_pb2"
+_OWN_FILE = "a2a_grpc_pb/a2a.proto"
 _SDK = "a2a.types.a2a_pb2"
-_STUBS = ("A2AServiceServicer", "A2AServiceStub", "add_A2AServiceServicer_to_server")
+_DISCOVERY = "a2a_grpc_pb.discovery_pb2"
+_STUBS = {
+    "A2AServiceServicer": f"{_OWN}_grpc",
+    "A2AServiceStub": f"{_OWN}_grpc",
+    "add_A2AServiceServicer_to_server": f"{_OWN}_grpc",
+    "DiscoveryServicer": f"{_DISCOVERY}_grpc",
+    "DiscoveryStub": f"{_DISCOVERY}_grpc",
+    "add_DiscoveryServicer_to_server": f"{_DISCOVERY}_grpc",
+}
 
-MESSAGE_NAMES = tuple(name for name in __all__ if name != "DESCRIPTOR" and name not in _STUBS)
-"""The names of the message classes and enums alone."""
+MESSAGE_NAMES = tuple(
+    name
+    for name in __all__
+    if name not in ("DESCRIPTOR", "GetAgentCardRequest") and name not in _STUBS
+)
+"""The names of the protocol's message classes and enums alone."""
 
 
 def _sdk_offers_messages() -> bool:
@@ -170,6 +196,15 @@ def _sdk_messages() -> ModuleType | None:
     return module if module and module.DESCRIPTOR.package == _PACKAGE else None
 
 
+def _stand_in_for_own_file(name: str) -> None:
+    """Let the file `name` be found where our other schemas import a2a.proto."""
+    file = FileDescriptorProto(
+        name=_OWN_FILE, dependency=[name], public_dependency=[0], syntax="proto3"
+    )
+    # Public: what the other file defines can be referred to by whoever imports this one.
+    descriptor_pool.Default().AddSerializedFile(file.SerializeToString())
+
+
 def _choose() -> ModuleType:
     """The module whose classes this process uses."""
     forced = os.environ.get("A2A_GRPC_OWN_PROTOS", "0") not in ("", "0")
@@ -178,6 +213,7 @@ def _choose() -> ModuleType:
             # Our stubs, and whoever else imports our module, get the same classes.
             sys.modules[_OWN] = module
             vars(importlib.import_module("a2a_grpc_pb"))["a2a_pb2"] = module
+            _stand_in_for_own_file(module.DESCRIPTOR.name)
         return importlib.import_module(_OWN)
     except TypeError as error:
         who = "a2a.types" if _SDK in sys.modules else "another module"
@@ -190,10 +226,11 @@ def _choose() -> ModuleType:
 if not TYPE_CHECKING:
     _messages = _choose()
     globals().update({name: getattr(_messages, name) for name in ("DESCRIPTOR", *MESSAGE_NAMES)})
+    GetAgentCardRequest = importlib.import_module(_DISCOVERY).GetAgentCardRequest
 
     def __getattr__(name: str) -> object:
         if name not in _STUBS:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = getattr(importlib.import_module(f"{_OWN}_grpc"), name)
+        value = getattr(importlib.import_module(_STUBS[name]), name)
         globals()[name] = value
         return value

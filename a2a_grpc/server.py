@@ -7,37 +7,40 @@ import gc
 import logging
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from a2a_grpc import pb
 from a2a_grpc.active.agent_turn import ActiveParts, ActiveSettings
 from a2a_grpc.active.registry import ActiveTaskRegistry
 from a2a_grpc.active.worker_loop import WorkerLoop
 from a2a_grpc.admission import ServiceSettings
-from a2a_grpc.agent.call_context import ServerCallContext
+from a2a_grpc.agent.dependencies import check_dependencies, open_dependencies
 from a2a_grpc.agent.executor import AgentExecutor
 from a2a_grpc.agent.function import as_executor
 from a2a_grpc.agent.request_context import RequestContextBuilder, SimpleRequestContextBuilder
 from a2a_grpc.auth.base import Authenticator
 from a2a_grpc.broker.base import Broker, TaskSendParams
 from a2a_grpc.broker.memory import InMemoryBroker
-from a2a_grpc.bus.base import EventBus
+from a2a_grpc.bus.base import Committed, EventBus
 from a2a_grpc.bus.memory import InMemoryBus
+from a2a_grpc.cards.publishing import CardPublisher, CardSource, ExtendedCard
+from a2a_grpc.cards.signing import CardSigner
 from a2a_grpc.config import ServerSettings
 from a2a_grpc.errors import InvalidParamsError, ResourceExhaustedError
+from a2a_grpc.hooks import HookRunner, LifecycleHooks
+from a2a_grpc.middleware import Middleware, checked
 from a2a_grpc.push.delivery import PushDelivery, PushSettings
 from a2a_grpc.service import A2AService, AgentCards
 from a2a_grpc.storage.base import AnyStorage, Operation
 from a2a_grpc.storage.memory import InMemoryStorage
+from a2a_grpc.transient import TransientContexts
 from a2a_grpc.wire.call import Gate
-from a2a_grpc.wire.card import complete_card
+from a2a_grpc.wire.discovery import DISCOVERY_NAME, DiscoveryServicer
 from a2a_grpc.wire.reflection import reflection_handlers
 from a2a_grpc.wire.servicer import SERVICE_NAME, A2AServicer
 from a2a_grpc.wire.validation import ValidationLimits
@@ -46,30 +49,34 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-ExtendedCard = pb.AgentCard | Callable[[ServerCallContext], pb.AgentCard]
-
 
 class A2AServer:
     """One agent, or several by tenant, behind one gRPC port; an async context manager.
 
     Args:
-        agent: an AgentExecutor, an async function of a RequestContext, an async generator, or an
-            object with such a method `run`.
+        agent: a Worker, an AgentExecutor, an async function of a RequestContext, an async
+            generator, or an object with such a method `run`.
         agents: in place of `agent`, one for each tenant.
-        card: the public card; what it leaves open is filled in. With `agents`, a mapping by tenant
-            or one for all.
-        extended_card: the card for authenticated callers, or a function of the call that makes it.
+        card: the public card, or the path of a JSON or YAML file that holds it; what it leaves
+            open is filled in. With `agents`, a mapping by tenant or one for all.
+        extended_card: the card for authenticated callers, its path, or a function of the call, sync
+            or async, that makes it.
+        card_signer: signs every card that is given out.
         storage: a Storage, or its URL: `memory:`, `sqlite:///file.db`. The server opens and closes
             it. In memory unless given.
         broker: a Broker, or its URL: `memory:`.
         bus: an EventBus; the one that goes with the broker unless given.
         authenticator: an object with `async authenticate(call) -> Principal`; without one the
             server is open to everybody.
+        deps: what agents find in `ctx.deps`, by type or name; a `Dependency` is opened when the
+            server starts, in order, and closed when it has stopped.
+        middleware: what is called before and after every operation, the first outermost.
+        hooks: what is called when a task has changed its state.
         request_context_builder: makes ids and request contexts.
         limits: how much a request may hold.
         settings: everything with a number.
 
-    Entering raises OSError if the port is taken.
+    Entering raises OSError if the port is taken, and CardError if a card can't be read or is wrong.
     """
 
     LINGER = 0.2
@@ -84,34 +91,47 @@ class A2AServer:
         agent: Any = None,
         *,
         agents: Mapping[str, Any] | None = None,
-        card: pb.AgentCard | Mapping[str, pb.AgentCard] | None = None,
+        card: CardSource | Mapping[str, CardSource] | None = None,
         extended_card: ExtendedCard | None = None,
+        card_signer: CardSigner | None = None,
         storage: AnyStorage | str | None = None,
         broker: Broker | str | None = None,
         bus: EventBus | None = None,
         authenticator: Authenticator | None = None,
+        deps: Mapping[Any, Any] | None = None,
+        middleware: Sequence[Middleware] = (),
+        hooks: LifecycleHooks | None = None,
         request_context_builder: RequestContextBuilder | None = None,
         limits: ValidationLimits | None = None,
         settings: ServerSettings | None = None,
     ) -> None:
         if (agent is None) == (agents is None):
             raise TypeError("A2AServer takes either an agent or agents={tenant: agent}")
+        if agents is not None and not agents:
+            raise TypeError("agents={} names no agent; give at least one, by tenant")
         self._executors: dict[str | None, AgentExecutor] = (
             {None: as_executor(agent)}
             if agents is None
             else {tenant: as_executor(one) for tenant, one in agents.items()}
         )
-        self._card = card
         self._extended_card = extended_card
         self._authenticator = authenticator
+        self._deps = check_dependencies(deps or {})
+        self._middleware = checked(middleware)
+        self._hooks = hooks
         self._builder = request_context_builder or SimpleRequestContextBuilder()
         self._limits = limits or ValidationLimits()
         self._bus = bus
         self._stack = AsyncExitStack()
         self._cards: dict[str | None, AgentCards] = {}
+        self._card_data: dict[str | None, bytes] = {}
         self._gate: Gate | None = None
         self._health: health.aio.HealthServicer | None = None
         self._registry: ActiveTaskRegistry | None = None
+        self.card = card
+        """The public card, its path, or a mapping by tenant; may be set until the server starts."""
+        self.card_signer = card_signer
+        """What signs the cards; may be set until the server starts."""
         self.storage = storage
         """The Storage, or its URL; may be set until the server starts."""
         self.broker = broker
@@ -135,6 +155,9 @@ class A2AServer:
     def _cards_for(self, tenant: str) -> AgentCards:
         return self._of_tenant(self._cards, tenant)
 
+    def _card_data_for(self, tenant: str) -> bytes:
+        return self._of_tenant(self._card_data, tenant)
+
     @staticmethod
     def _of_tenant(known: Mapping[str | None, T], tenant: str) -> T:
         found = known.get(None if None in known else tenant)
@@ -142,19 +165,20 @@ class A2AServer:
             raise InvalidParamsError.field("tenant", "names no agent of this server")
         return found
 
-    def _complete_cards(self) -> None:
-        extended = self._extended_card
-        for tenant, executor in self._executors.items():
-            card = self._card.get(tenant or "") if isinstance(self._card, Mapping) else self._card
-            complete = partial(
-                complete_card,
-                name=getattr(executor, "name", type(executor).__name__),
-                url=self.settings.external_url or self.address,
-                has_extended_card=extended is not None,
-            )
-            self._cards[tenant] = AgentCards(
-                complete(card), None if extended is None else _made_by(extended, complete)
-            )
+    def _card_publisher(self) -> CardPublisher:
+        settings = self.settings
+        remembers = settings.deduplicate != "never"
+        return CardPublisher(
+            {
+                tenant: getattr(executor, "name", type(executor).__name__)
+                for tenant, executor in self._executors.items()
+            },
+            card=self.card,
+            extended_card=self._extended_card,
+            signer=self.card_signer,
+            retry_window=settings.deduplication_window if remembers else None,
+            external_url=settings.external_url,
+        )
 
     # Starting and stopping.
 
@@ -174,19 +198,31 @@ class A2AServer:
 
     async def _open(self, stack: AsyncExitStack) -> None:
         settings = self.settings
+        publisher = self._card_publisher()  # a wrong card opens nothing
+        # First in, last out: agents use them until the end.
+        deps = await open_dependencies(self._deps, stack)
         storage = await stack.enter_async_context(_open_storage(self.storage))
         broker = await stack.enter_async_context(_open_broker(self.broker))
         bus = await stack.enter_async_context(self._bus or InMemoryBus())
         push = await stack.enter_async_context(
             PushDelivery(storage, PushSettings(allow_private=settings.allow_private_webhooks))
         )
+        hooks = None
+        if self._hooks is not None:
+            hooks = await stack.enter_async_context(HookRunner(self._hooks))
         if isinstance(self._builder, SimpleRequestContextBuilder):
             self._builder.task_store = storage
+
+        def on_commit(committed: Committed, state_before: int) -> None:
+            push.wake(committed.task_id)
+            if hooks is not None:
+                hooks.committed(committed, state_before)
 
         def expect_push(task_id: str) -> None:
             push.expect(task_id)
             push.wake(task_id)  # a configuration that is replaced may have a backlog
 
+        transient = TransientContexts()
         registry = ActiveTaskRegistry(
             ActiveParts(
                 storage=storage,
@@ -196,7 +232,9 @@ class A2AServer:
                 settings=ActiveSettings(
                     cancel_timeout=settings.cancel_timeout, max_attempts=settings.max_attempts
                 ),
-                on_commit=push.wake,
+                on_commit=on_commit,
+                deps=deps,
+                transient=transient,
             )
         )
         service = A2AService(
@@ -205,7 +243,8 @@ class A2AServer:
             bus=bus,
             builder=self._builder,
             cards_for=self._cards_for,
-            on_commit=push.wake,
+            on_commit=on_commit,
+            transient=transient,
             on_push_config=expect_push,
             settings=ServiceSettings(
                 deduplicate=settings.deduplicate,
@@ -221,8 +260,14 @@ class A2AServer:
         )
         health_servicer = health.aio.HealthServicer()
         self._gate, self._health, self._registry = gate, health_servicer, registry
-        server = self._grpc_server(A2AServicer(service, gate, self._limits), health_servicer)
-        self._complete_cards()
+        server = self._grpc_server(
+            A2AServicer(service, gate, self._limits, self._middleware),
+            DiscoveryServicer(self._card_data_for, gate, self._limits),
+            health_servicer,
+        )
+        for tenant, cards in publisher.publish(self.address).items():
+            self._cards[tenant] = AgentCards(cards.public, cards.extended)
+            self._card_data[tenant] = cards.data
 
         # Left in this order: refuse, let turns end, end what is open, close the port.
         stack.push_async_callback(server.stop, 1.0)
@@ -245,11 +290,14 @@ class A2AServer:
         await server.start()
         stack.callback(gate.drain)
         stack.push_async_callback(health_servicer.enter_graceful_shutdown)
-        for name in ("", SERVICE_NAME):
+        for name in ("", SERVICE_NAME, DISCOVERY_NAME):
             await health_servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
 
     def _grpc_server(
-        self, servicer: A2AServicer, health_servicer: health.aio.HealthServicer
+        self,
+        servicer: A2AServicer,
+        discovery: DiscoveryServicer,
+        health_servicer: health.aio.HealthServicer,
     ) -> grpc.aio.Server:
         settings = self.settings
         server = grpc.aio.server(
@@ -273,7 +321,13 @@ class A2AServer:
                 ("grpc.max_connection_age_ms", int(settings.max_connection_age * 1000)),
             )
         )
-        server.add_generic_rpc_handlers((servicer.handler(), *reflection_handlers(SERVICE_NAME)))
+        server.add_generic_rpc_handlers(
+            (
+                servicer.handler(),
+                discovery.handler(),
+                *reflection_handlers(SERVICE_NAME, DISCOVERY_NAME),
+            )
+        )
         health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         try:
@@ -355,12 +409,6 @@ class A2AServer:
             asyncio.run(self.serve(on_started=on_started))
         else:
             uvloop.run(self.serve(on_started=on_started))
-
-
-def _made_by(
-    extended: ExtendedCard, complete: Callable[[pb.AgentCard], pb.AgentCard]
-) -> Callable[[ServerCallContext], pb.AgentCard]:
-    return lambda call: complete(extended(call) if callable(extended) else extended)
 
 
 async def _submit_again(broker: Broker, operation: Operation) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
 from a2a_grpc import pb
@@ -16,7 +16,7 @@ from a2a_grpc.admission import Admission, ServiceSettings, require_push, scope_o
 from a2a_grpc.agent.call_context import ServerCallContext
 from a2a_grpc.agent.request_context import RequestContextBuilder
 from a2a_grpc.broker.base import Broker, TaskIdParams
-from a2a_grpc.bus.base import Committed, EventBus
+from a2a_grpc.bus.base import Committed, EventBus, OnCommit, ignore_commit
 from a2a_grpc.cancellation import cancel_idle_task
 from a2a_grpc.errors import (
     ExtendedAgentCardNotConfiguredError,
@@ -38,6 +38,7 @@ from a2a_grpc.storage.base import (
 )
 from a2a_grpc.subscription import SEQUENCE_EXTENSION, Streamed, Subscription
 from a2a_grpc.task import INTERRUPTED_STATES, TERMINAL_STATES, trim_history
+from a2a_grpc.transient import TransientContexts
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ class AgentCards:
     """The cards of one agent; `extended` may depend on the call."""
 
     public: pb.AgentCard
-    extended: Callable[[ServerCallContext], pb.AgentCard] | None = None
+    extended: Callable[[ServerCallContext], Awaitable[pb.AgentCard]] | None = None
 
 
 class A2AService:
@@ -61,7 +62,8 @@ class A2AService:
 
     Args:
         cards_for: the cards of a tenant's agent; raises InvalidParamsError for an unknown tenant.
-        on_commit: called with the task's id after a commit that the service itself made.
+        on_commit: called after a commit that the service itself made.
+        transient: request contexts of middleware, on their way to the agent.
         on_push_config: called with the task's id when it gets a push configuration.
     """
 
@@ -73,7 +75,8 @@ class A2AService:
         bus: EventBus,
         builder: RequestContextBuilder,
         cards_for: Callable[[str], AgentCards],
-        on_commit: Callable[[str], None] = lambda _: None,
+        on_commit: OnCommit = ignore_commit,
+        transient: TransientContexts | None = None,
         on_push_config: Callable[[str], None] = lambda _: None,
         settings: ServiceSettings | None = None,
     ) -> None:
@@ -87,6 +90,7 @@ class A2AService:
             builder=builder,
             card_for=lambda tenant: cards_for(tenant).public,
             on_push_config=on_push_config,
+            transient=transient or TransientContexts(),
             settings=self._settings,
         )
         self._storage = storage
@@ -107,7 +111,7 @@ class A2AService:
             self._bus.channel(operation.task_id) as channel,
             channel.watch(operation.id) as watch,
         ):
-            taken_in = await self._admission.take_in(prepared)
+            taken_in = await self._admission.take_in(prepared, call)
             if taken_in.id == operation.id:
                 if not immediately:
                     settled = await watch.settled
@@ -186,7 +190,7 @@ class A2AService:
         numbered = SEQUENCE_EXTENSION in call.requested_extensions
         with Subscription(self._storage, self._bus, operation.task_id) as subscription:
             watch = subscription.watch(operation.id)
-            taken_in = await self._admission.take_in(prepared)
+            taken_in = await self._admission.take_in(prepared, call)
             if taken_in.id == operation.id:
                 if head is not None:
                     # The Task as the turn begins; one that is busy is shown, and followed, at once.
@@ -436,7 +440,7 @@ class A2AService:
             )
         if cards.extended is None:
             raise ExtendedAgentCardNotConfiguredError()
-        return cards.extended(call)
+        return await cards.extended(call)
 
     def _require_streaming(self, call: ServerCallContext) -> None:
         if not self._cards_for(call.tenant).public.capabilities.streaming:

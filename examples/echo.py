@@ -1,7 +1,8 @@
 """Says what it was told: the shortest agent."""
 
-from a2a_grpc import RequestContext
+from a2a_grpc import TaskContext, Worker
 
 
-async def agent(context: RequestContext) -> str:
-    return f"Echo: {context.get_user_input()}"
+class Echo(Worker):
+    async def handle(self, ctx: TaskContext) -> None:
+        await ctx.complete(f"Echo: {ctx.user_text}")

@@ -84,14 +84,26 @@ def schemas() -> list[str]:
     return sorted(path.name for path in PROTO.glob("*.proto"))
 
 
+def copy_into(root: Path, directory: str) -> None:
+    """Copies the schemas into a directory below `root` that their imports of one another name."""
+    (root / directory).mkdir(parents=True)
+    for name in schemas():
+        text = (PROTO / name).read_text(encoding="utf-8")
+        for imported in schemas():
+            text = text.replace(f'import "{imported}"', f'import "{directory}/{imported}"')
+        (root / directory / name).write_text(text, encoding="utf-8")
+
+
 def generate(scripts: Path, target: Path) -> None:
     """Fills the directory `target`, which exists and is empty, with the package's files."""
     with tempfile.TemporaryDirectory() as temporary:
-        # Mapping proto/ to the package's name makes protoc write absolute imports, and registers
-        # the files under names that no other library uses (a2a-sdk has taken plain a2a.proto).
+        # Within the package's directory protoc writes absolute imports, and registers the files
+        # under names that no other library uses (a2a-sdk has taken plain a2a.proto).
+        sources = Path(temporary) / "sources"
+        copy_into(sources, PACKAGE)
         protoc(
             scripts,
-            f"-I{PACKAGE}=proto",
+            f"-I{sources}",
             f"--plugin=protoc-gen-mypy={scripts / 'protoc-gen-mypy'}",
             f"--plugin=protoc-gen-mypy_grpc={scripts / 'protoc-gen-mypy_grpc'}",
             f"--python_out={temporary}",
@@ -157,14 +169,17 @@ def check(scripts: Path) -> None:
 
 def image(scripts: Path, target: Path, *, source_info: bool) -> None:
     """Writes the schemas and all they import as one file that buf reads without a network."""
-    protoc(
-        scripts,
-        "-I.",
-        "--include_imports",
-        *(["--include_source_info"] if source_info else []),
-        f"--descriptor_set_out={target}",
-        *(f"proto/{name}" for name in schemas()),
-    )
+    with tempfile.TemporaryDirectory() as temporary:
+        # buf.yaml names the files by their paths in the repository.
+        copy_into(Path(temporary), PROTO.name)
+        protoc(
+            scripts,
+            f"-I{temporary}",
+            "--include_imports",
+            *(["--include_source_info"] if source_info else []),
+            f"--descriptor_set_out={target}",
+            *(f"{PROTO.name}/{name}" for name in schemas()),
+        )
 
 
 def lint(scripts: Path) -> None:

@@ -405,7 +405,9 @@ class Status:
 
 def status_of(error: grpc.aio.AioRpcError) -> Status:
     """The code, and what google.rpc.Status says beyond it."""
-    data = dict(error.trailing_metadata() or ()).get("grpc-status-details-bin")
+    trailing: Any = error.trailing_metadata() or ()
+    # Pairs; in some versions of grpcio dict() would not take them.
+    data = next((value for key, value in trailing if key == "grpc-status-details-bin"), None)
     status = status_pb2.Status.FromString(data) if isinstance(data, bytes) else status_pb2.Status()
     if data is not None:
         assert status.code == error.code().value[0]

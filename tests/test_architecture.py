@@ -14,7 +14,7 @@ from tests.environments import ROOT
 PACKAGE = ROOT / "a2a_grpc"
 
 # What every room may import: errors, the messages, the pure task, settings, checks of plain values.
-FOUNDATION = {"errors", "pb", "task", "config", "structs", "paging"}
+FOUNDATION = {"errors", "pb", "task", "config", "structs", "paging", "media_types"}
 
 # Beside the foundation. Rooms never import rooms above them.
 MAY_IMPORT: dict[str, set[str]] = {
@@ -24,6 +24,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "config": set(),
     "structs": set(),
     "paging": set(),
+    "media_types": set(),
+    # What middleware has for agents, on its way through the process.
+    "transient": set(),
+    "middleware": {"agent"},
+    "hooks": {"bus"},
     "telemetry": set(),
     "storage": set(),
     "broker": {"storage"},
@@ -36,23 +41,29 @@ MAY_IMPORT: dict[str, set[str]] = {
     "push": {"storage"},
     "active": {
         *("agent", "storage", "broker", "bus", "subscription", "cancellation", "telemetry"),
+        "transient",
     },
-    "admission": {"agent", "storage", "broker", "bus", "push", "telemetry"},
+    "admission": {"agent", "storage", "broker", "bus", "push", "telemetry", "transient"},
     "service": {
         *("admission", "cancellation", "agent", "storage", "broker", "bus", "subscription", "push"),
-        "telemetry",
+        *("telemetry", "transient"),
     },
-    "wire": {"agent", "auth", "service", "subscription", "telemetry"},
-    "client": {"telemetry"},
+    # The call that an extended card is made for, and which extensions there are.
+    "cards": {"agent", "admission", "subscription"},
+    "wire": {"middleware", "agent", "auth", "service", "subscription", "telemetry"},
+    # The wire's table of errors and its constants; values of parts; what a card must be.
+    "client": {"wire", "agent", "subscription", "cards", "telemetry"},
+    "adapters": {"agent"},
     "server": {
         *("wire", "service", "admission", "active", "agent", "auth", "storage", "broker", "bus"),
-        *("push", "subscription", "telemetry"),
+        *("push", "subscription", "telemetry", "middleware", "hooks", "transient", "cards"),
     },
-    "commands": {"server", "agent", "storage", "client"},
+    "commands": {"server", "agent", "storage", "client", "cards"},
     "cli": {"commands"},
     "__main__": {"cli"},
     "__init__": {
         *("server", "active", "agent", "auth", "storage", "broker", "bus", "client"),
+        *("middleware", "hooks", "cards"),
     },
 }
 
@@ -68,10 +79,19 @@ ONLY_IN: dict[str, set[str]] = {
     "sqlite3": {"storage"},
     "asyncpg": {"storage"},
     "nats": {"broker/nats", "bus/nats"},
-    "httpx": {"push"},
+    "httpx": {"push", "client/card_source"},
     "httpcore": {"push"},
+    "jwt": {"cards", "auth"},
+    "cryptography": {"cards", "auth"},
+    "rfc8785": {"cards"},
+    "yaml": {"cards"},
     "click": {"cli", "commands"},
+    "rich": {"commands/client/terminal"},
     "uvloop": {"server"},
+    "pydantic_ai": {"adapters"},
+    "langgraph": {"adapters"},
+    "langchain_core": {"adapters"},
+    "pydantic_core": {"adapters"},
     "a2a_grpc_pb": {"pb"},
 }
 
@@ -219,6 +239,7 @@ def test_every_dependency_has_a_lower_bound_and_is_imported() -> None:
         "grpcio-status": "grpc_status",
         "protobuf": "google",
         "googleapis-common-protos": "google",
+        "pyyaml": "yaml",
     }
     for name in names(described["dependencies"]):
         assert modules_of.get(name, name) in imported, f"{name} is imported nowhere"

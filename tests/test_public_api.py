@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import a2a_grpc
-from a2a_grpc import A2AError, A2AServer, AgentExecutor, errors, pb
+from a2a_grpc import A2AError, A2AServer, AgentExecutor, TaskContext, Worker, errors, pb
 from tests.cli.process import environment_of
 
 NAMES = [
@@ -25,6 +25,17 @@ NAMES = [
     "ServerCallContext",
     "ServerSettings",
     "SimpleRequestContextBuilder",
+    # The comfortable form, and what is around agents.
+    "Dependencies",
+    "Dependency",
+    "FileInfo",
+    "HistoryMessage",
+    "LifecycleHooks",
+    "Middleware",
+    "PreviousArtifact",
+    "StateChange",
+    "TaskContext",
+    "Worker",
     # The parts.
     "ActiveTask",
     "ActiveTaskRegistry",
@@ -40,6 +51,27 @@ NAMES = [
     "TaskIdParams",
     "TaskOperation",
     "TaskSendParams",
+    # The client.
+    "A2AClient",
+    "AgentCardError",
+    "CardSignatureError",
+    "ClientCall",
+    "ClientInterceptor",
+    "ClientTLS",
+    "DeadlineExceededError",
+    "EventStream",
+    "NotAnA2AServerError",
+    "RetryPolicy",
+    "StreamInterceptor",
+    "StreamInterruptedError",
+    "UnaryInterceptor",
+    # Cards.
+    "CardError",
+    "CardSigner",
+    "load_card",
+    "sign_card",
+    "validate_card",
+    "verify_card",
     # Errors.
     "A2AError",
     "ContentTypeNotSupportedError",
@@ -65,7 +97,11 @@ GENERATED = [
     "A2AServiceServicer",
     "A2AServiceStub",
     "DESCRIPTOR",
+    "DiscoveryServicer",
+    "DiscoveryStub",
+    "GetAgentCardRequest",
     "add_A2AServiceServicer_to_server",
+    "add_DiscoveryServicer_to_server",
 ]
 
 
@@ -117,10 +153,14 @@ def test_the_arguments_of_the_server_are_pinned() -> None:
         "*agents",
         "*card",
         "*extended_card",
+        "*card_signer",
         "*storage",
         "*broker",
         "*bus",
         "*authenticator",
+        "*deps",
+        "*middleware",
+        "*hooks",
         "*request_context_builder",
         "*limits",
         "*settings",
@@ -131,6 +171,41 @@ def test_the_arguments_of_an_executor_are_pinned() -> None:
     assert parameters(AgentExecutor.execute) == ["self", "context", "event_queue"]
     assert parameters(AgentExecutor.cancel) == ["self", "context", "event_queue"]
     assert AgentExecutor.on_interruption == "fail"
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments"),
+    [
+        ("complete", "text *artifact_id"),
+        ("complete_json", "data *artifact_id"),
+        ("respond", "text"),
+        ("reply_directly", "text"),
+        ("fail", "reason"),
+        ("reject", "reason"),
+        ("request_input", "question"),
+        ("request_auth", "details *schemes *credentials_hint *auth_url"),
+        ("send_status", "message"),
+        ("emit_text_artifact", "text *artifact_id *append *last_chunk"),
+        ("emit_data_artifact", "data *artifact_id *media_type *append *last_chunk"),
+        (
+            "emit_artifact",
+            "*artifact_id *text *data *file_bytes *file_url *media_type *filename *name "
+            "*description *append *last_chunk *metadata *extensions",
+        ),
+        ("load_context", ""),
+        ("update_context", "context"),
+        ("accepts", "mime_type"),
+        ("conversation", "*limit"),
+    ],
+)
+def test_the_methods_of_a_task_context_are_pinned(method: str, arguments: str) -> None:
+    assert parameters(getattr(TaskContext, method)) == ["self", *arguments.split()]
+
+
+def test_what_a_worker_may_define_is_pinned() -> None:
+    assert parameters(Worker.handle) == ["self", "ctx"]
+    assert parameters(Worker.cancel) == ["self", "ctx"]
+    assert (Worker.on_interruption, Worker.replies_directly) == ("fail", None)
 
 
 def test_a_wrapped_error_stands_for_the_error() -> None:
@@ -149,4 +224,7 @@ def test_importing_the_package_does_not_import_what_few_need() -> None:
         check=True,
     ).stdout.split()
     assert "grpc" in found
-    assert not {"sqlalchemy", "alembic", "httpx", "httpcore", "click", "uvloop"} & set(found)
+    assert not {
+        *("sqlalchemy", "alembic", "httpx", "httpcore", "click", "uvloop"),
+        *("jwt", "cryptography", "rfc8785", "yaml"),
+    } & set(found)

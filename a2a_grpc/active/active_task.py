@@ -180,6 +180,7 @@ class ActiveTask:
         self._cancellation = None
         turn = await storage.start_turn(request.operation_id)
         if turn is None:
+            self._parts.transient.take(request.operation_id)
             operation = await storage.load_operation(request.operation_id)
             if operation is not None and operation.outcome is not None:
                 await self._tell(operation, operation.outcome)

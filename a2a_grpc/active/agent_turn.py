@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from a2a_grpc import pb
 from a2a_grpc.active.event_consumer import EventConsumer
 from a2a_grpc.active.event_queue import TurnEventQueue
 from a2a_grpc.agent.call_context import Principal, ServerCallContext
+from a2a_grpc.agent.conversation import Conversation
+from a2a_grpc.agent.dependencies import Dependencies
 from a2a_grpc.agent.executor import AgentExecutor
 from a2a_grpc.agent.request_context import RequestContext, RequestContextBuilder
-from a2a_grpc.bus.base import Committed, EventBus
+from a2a_grpc.bus.base import Committed, EventBus, OnCommit, ignore_commit
 from a2a_grpc.errors import (
     A2AError,
     InternalError,
@@ -30,6 +32,7 @@ from a2a_grpc.storage.base import (
     Turn,
     error_outcome,
 )
+from a2a_grpc.transient import TransientContexts
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +65,9 @@ class ActiveParts:
 
     Attributes:
         executor_for: the agent of a tenant.
-        on_commit: called with the task's id after every commit with events.
+        on_commit: called after every commit with events.
+        deps: what agents find in their context.
+        transient: request contexts of middleware in this process.
     """
 
     storage: AnyStorage
@@ -70,7 +75,9 @@ class ActiveParts:
     builder: RequestContextBuilder
     executor_for: Callable[[str], AgentExecutor]
     settings: ActiveSettings = ActiveSettings()
-    on_commit: Callable[[str], None] = lambda _: None
+    on_commit: OnCommit = ignore_commit
+    deps: Dependencies = field(default_factory=Dependencies)
+    transient: TransientContexts = field(default_factory=TransientContexts)
 
 
 _left_behind: set[asyncio.Task[None]] = set()
@@ -123,6 +130,8 @@ class AgentTurn:
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._cancellation: asyncio.Task[None] | None = None
         self._interruption = interruption
+        # Taken now, whether the agent is started or not: another attempt goes without.
+        self._request_context = parts.transient.take(turn.operation.id)
 
     async def run(self) -> bool:
         """Work; returns whether the operation is over, or has to be delivered again.
@@ -235,18 +244,30 @@ class AgentTurn:
         task = None if snapshot is None else snapshot.task
         if self._context is not None:
             self._context.current_task = task
-            return self._context
+            return self._furnish(self._context)
         # A copy: what the agent does to its message must not get into the history.
         request = pb.SendMessageRequest()
         request.CopyFrom(operation.request)
-        return await self._parts.builder.build(
-            call_context_of(operation),
+        call = call_context_of(operation)
+        call.request_context = self._request_context
+        context = await self._parts.builder.build(
+            call,
             request,
             operation.task_id,
             operation.context_id,
             task,
             attempt=operation.attempts,
         )
+        return self._furnish(context)
+
+    def _furnish(self, context: RequestContext) -> RequestContext:
+        """Give the context what the server has for agents."""
+        operation = self._turn.operation
+        context.deps = self._parts.deps
+        context.conversation = Conversation(
+            self._parts.storage, operation.scope, operation.context_id
+        )
+        return context
 
     async def _finish(self, error: Exception | None) -> None:
         await self._settle(error)
@@ -332,6 +353,9 @@ class AgentTurn:
             task = await self._parts.storage.load_task(self._id)
         except UnavailableError:
             task = None  # canceling does not depend on it
+        # A cancellation comes without its caller; it is the task's owner.
+        owned = call_context_of(operation)
+        call = replace(call, principal=owned.principal, tenant=owned.tenant)
         context = RequestContext(
             call, task_id=operation.task_id, context_id=operation.context_id, task=task
         )
@@ -339,7 +363,7 @@ class AgentTurn:
         try:
             async with asyncio.timeout(timeout):
                 if self._executor is not None:
-                    await self._executor.cancel(context, self._queue)
+                    await self._executor.cancel(self._furnish(context), self._queue)
         except TimeoutError:
             logger.warning("task %s: cancel() took longer than %gs", self._id, timeout)
         except Exception:

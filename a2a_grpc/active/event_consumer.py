@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 from a2a_grpc import pb
 from a2a_grpc.agent.executor import Event
-from a2a_grpc.bus.base import Committed, EventBus
+from a2a_grpc.bus.base import Committed, EventBus, OnCommit, ignore_commit
 from a2a_grpc.errors import InvalidAgentResponseError, UnavailableError
 from a2a_grpc.storage.base import (
     AnyStorage,
@@ -51,7 +51,7 @@ class EventConsumer:
         turn: the turn, as storage began it.
         storage, bus: where commits go.
         on_lost: called once if the task is lost.
-        on_commit: called with the task's id after every commit with events.
+        on_commit: called after every commit with events.
         goes_on: whether the agent still works; if not, what is pending waits for `finish`.
     """
 
@@ -67,7 +67,7 @@ class EventConsumer:
         storage: AnyStorage,
         bus: EventBus,
         on_lost: Callable[[], None],
-        on_commit: Callable[[str], None] = lambda _: None,
+        on_commit: OnCommit = ignore_commit,
         goes_on: Callable[[], bool] = lambda: True,
     ) -> None:
         self.operation: Operation = turn.operation
@@ -96,9 +96,11 @@ class EventConsumer:
         self._pending_bytes = 0
         self._committed_version = self._version
         self._committed_sequence = self._sequence
+        self._committed_state = self.state
         self._lock = asyncio.Lock()
         self._drain_scheduled = False
         self._drainer: asyncio.Task[None] | None = None
+        self._progress: asyncio.Future[None] | None = None  # until the next commit
 
     @property
     def visible(self) -> bool:
@@ -362,12 +364,17 @@ class EventConsumer:
     async def flushed(self) -> None:
         """Wait until what was accepted so far is stored, or can't be.
 
-        Commits run in a task of their own, so cancelling an agent that waits here never leaves
-        open whether a commit took place.
+        It does not wait for what others accept meanwhile. Commits run in a task of their own, so
+        cancelling an agent that waits here never leaves open whether a commit took place.
         """
+        version = self._version
         self._start_draining()
-        if self._drainer is not None and not self._drainer.done():
-            await asyncio.wait((self._drainer,))
+        while self._committed_version < version and self._drainer and not self._drainer.done():
+            if self._progress is None:
+                self._progress = asyncio.get_running_loop().create_future()
+            await asyncio.wait(
+                (self._drainer, self._progress), return_when=asyncio.FIRST_COMPLETED
+            )
 
     async def finish(self, outcome: Outcome | None, *, related: tuple[pb.Task, ...] = ()) -> None:
         """Commit what is pending, end the turn, and tell what the operation came to.
@@ -437,20 +444,23 @@ class EventConsumer:
         if entries:
             self._committed_version = entries[-1].version
             self._committed_sequence = entries[-1].sequence
-        await self._bus.publish(
-            Committed(
-                operation.task_id,
-                self._committed_version,
-                self._committed_sequence,
-                commit.state,
-                [entry.payload for entry in entries],
-                operation.id,
-                settles=settles,
-                outcome=outcome,
-            )
+            if self._progress is not None:
+                self._progress.set_result(None)
+                self._progress = None
+        committed = Committed(
+            operation.task_id,
+            self._committed_version,
+            self._committed_sequence,
+            commit.state,
+            [entry.payload for entry in entries],
+            operation.id,
+            settles=settles,
+            outcome=outcome,
         )
+        await self._bus.publish(committed)
         if entries:
-            self._on_commit(operation.task_id)
+            state_before, self._committed_state = self._committed_state, commit.state
+            self._on_commit(committed, state_before)
         for task in related:
             await self._tell_of_related(task.id)
 
@@ -458,8 +468,9 @@ class EventConsumer:
         head = await self._storage.load_head(task_id)
         if head is not None:
             # Without the event itself: whoever follows the task reads it from storage.
-            await self._bus.publish(Committed(task_id, head.version, head.sequence, head.state))
-            self._on_commit(task_id)
+            committed = Committed(task_id, head.version, head.sequence, head.state)
+            await self._bus.publish(committed)
+            self._on_commit(committed, head.state)
 
     async def _store(self, commit: Commit) -> None:
         unanswered = False

@@ -40,6 +40,10 @@ class TurnEventQueue(EventQueue):
 
     async def enqueue_event(self, event: Event) -> None:
         """Publish an event; see `EventQueue`."""
+        await self.enqueue_events(event)
+
+    async def enqueue_events(self, *events: Event) -> None:
+        """Publish several events, which go into one commit; see `EventQueue`."""
         consumer = self._consumer
         if self._closed:
             logger.warning(
@@ -49,12 +53,17 @@ class TurnEventQueue(EventQueue):
         if attached := self._attached():
             # Now that it can still fail: a task that has ended is what it is.
             await consumer.check_attached(attached)
-        if isinstance(event, pb.Task) and consumer.visible:
-            await consumer.accept_whole_task(event)
-        else:
-            consumer.accept(event)
+        for event in events:
+            if isinstance(event, pb.Task) and consumer.visible:
+                await consumer.accept_whole_task(event)
+            else:
+                consumer.accept(event)
         if consumer.is_full:
             await consumer.flushed()
+
+    async def flush(self) -> None:
+        """Wait until what was published so far is stored."""
+        await self._consumer.flushed()
 
     def close(self) -> None:
         """End the turn for the agent."""

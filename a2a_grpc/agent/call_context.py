@@ -51,7 +51,9 @@ class ServerCallContext:
         requested_extensions: the URIs in `a2a-extensions`.
         method: the RPC's name, such as "SendMessage".
         peer: the transport's address of the caller; "" for an agent.
-        state: for middleware and authenticators; it does not travel to the agent.
+        state: for authenticators and middleware among themselves; the agent does not get it.
+        request_context: what middleware has for the agent (`TaskContext.request_context`). It is
+            neither stored nor sent anywhere, so it may hold secrets.
     """
 
     principal: Principal = ANONYMOUS
@@ -62,6 +64,7 @@ class ServerCallContext:
     method: str = ""
     peer: str = ""
     state: dict[str, Any] = field(default_factory=dict)
+    request_context: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @property
     def user(self) -> Principal:

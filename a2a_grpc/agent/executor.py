@@ -24,6 +24,14 @@ class EventQueue(Protocol):
         """
         ...
 
+    async def enqueue_events(self, *events: Event) -> None:
+        """Publish several events, which are stored in one commit; see `enqueue_event`."""
+        for event in events:
+            await self.enqueue_event(event)
+
+    async def flush(self) -> None:
+        """Wait until what was published so far is stored, and others can see it."""
+
     def is_closed(self) -> bool:
         """Whether the turn is over; what is published then is dropped."""
         ...

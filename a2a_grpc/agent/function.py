@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterable, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Coroutine, Sequence
+from contextlib import aclosing
 from typing import Any, cast
 
 from a2a_grpc import pb
 from a2a_grpc.agent.executor import AgentExecutor, EventQueue, OnInterruption
 from a2a_grpc.agent.request_context import RequestContext
+from a2a_grpc.agent.task_context import FINAL_ARTIFACT, STREAMED_ARTIFACT
+from a2a_grpc.agent.turn_events import PROMPT, TurnEvents
 from a2a_grpc.agent.values import to_part
+from a2a_grpc.agent.worker import Worker, WorkerExecutor
 
-RETURNED_ARTIFACT = "final-answer"
-STREAMED_ARTIFACT = "answer"
+_COMPLETED = pb.TaskState.TASK_STATE_COMPLETED
 
 
 class FunctionExecutor(AgentExecutor):
@@ -24,11 +27,9 @@ class FunctionExecutor(AgentExecutor):
 
     What the function returns completes the task, as an artifact; None completes it without one.
     What a generator yields is streamed as one artifact. A Message that the function returns within
-    `PROMPT` seconds is the direct reply; a function that takes longer gets its task, so that
+    50 ms is the direct reply; a function that takes longer gets its task, so that
     callers have something to follow, and its Message becomes the task's last status message.
     """
-
-    PROMPT = 0.05
 
     def __init__(
         self, function: Callable[[RequestContext], Any], on_interruption: OnInterruption = "fail"
@@ -38,26 +39,32 @@ class FunctionExecutor(AgentExecutor):
         self.on_interruption = on_interruption  # type: ignore[misc]  # per agent, not per class
 
     async def execute(self, context: RequestContext, event_queue: EventQueue) -> None:
-        turn = _Turn(context, event_queue)
+        """Call the function, and publish what it returns or yields."""
+        events = TurnEvents(context, event_queue)
         result = self._function(context)
-        if isinstance(result, AsyncIterable):
-            await turn.stream(result)
+        if isinstance(result, AsyncGenerator):
+            async with aclosing(result):  # it gets to clean up before the turn goes on
+                await _stream(events, result)
+        elif isinstance(result, AsyncIterable):
+            await _stream(events, result)
         elif inspect.iscoroutine(result):
-            await turn.complete(await self._returned(turn, result))
+            await _complete(events, await self._returned(events, result, context.task_id))
         else:
             raise TypeError(
                 f"the agent {self._function!r} must be an async function or an async generator"
             )
 
-    async def _returned(self, turn: _Turn, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        if turn.continues:
-            await turn.start()
+    async def _returned(
+        self, events: TurnEvents, coroutine: Coroutine[Any, Any, Any], task_id: str
+    ) -> Any:
+        if events.continues:
+            await events.start()
             return await coroutine
-        running = asyncio.create_task(coroutine, name=f"agent:{turn.task_id}")
+        running = asyncio.create_task(coroutine, name=f"agent:{task_id}")
         try:
-            await asyncio.wait((running,), timeout=self.PROMPT)
+            await asyncio.wait((running,), timeout=PROMPT)
             if not running.done():
-                await turn.start()
+                await events.start()
             return await running
         finally:
             if not running.done():
@@ -66,74 +73,32 @@ class FunctionExecutor(AgentExecutor):
                 await asyncio.wait((running,))
 
 
-class _Turn:
-    def __init__(self, context: RequestContext, event_queue: EventQueue) -> None:
-        self._context = context
-        self._publish = event_queue.enqueue_event
-        self._started = False
-        self.task_id = context.task_id
-        self.continues = context.current_task is not None
+async def _stream(events: TurnEvents, chunks: AsyncIterable[Any]) -> None:
+    await events.start()
+    append = False
+    async for chunk in chunks:
+        artifact = pb.Artifact(artifact_id=STREAMED_ARTIFACT, parts=[to_part(chunk)])
+        await events.publish(events.artifact(artifact, append=append))
+        append = True
+    await events.publish(events.status(_COMPLETED))
 
-    async def stream(self, chunks: AsyncIterable[Any]) -> None:
-        await self.start()
-        append = False
-        async for chunk in chunks:
-            await self.artifact(STREAMED_ARTIFACT, [to_part(chunk)], append=append)
-            append = True
-        await self.status(pb.TaskState.TASK_STATE_COMPLETED)
 
-    async def start(self) -> None:
-        self._started = True
-        working = pb.TaskState.TASK_STATE_WORKING
-        if self.continues:
-            await self.status(working)
-            return
-        await self._publish(
-            pb.Task(
-                id=self._context.task_id,
-                context_id=self._context.context_id,
-                status=pb.TaskStatus(state=working),
-            )
-        )
-
-    async def status(
-        self, state: pb.TaskState.ValueType, message: pb.Message | None = None
-    ) -> None:
-        await self._publish(
-            pb.TaskStatusUpdateEvent(
-                task_id=self._context.task_id,
-                context_id=self._context.context_id,
-                status=pb.TaskStatus(state=state, message=message),
-            )
-        )
-
-    async def artifact(
-        self, artifact_id: str, parts: Sequence[pb.Part], *, append: bool = False
-    ) -> None:
-        await self._publish(
-            pb.TaskArtifactUpdateEvent(
-                task_id=self._context.task_id,
-                context_id=self._context.context_id,
-                artifact=pb.Artifact(artifact_id=artifact_id, parts=parts),
-                append=append,
-            )
-        )
-
-    async def complete(self, result: Any) -> None:
-        completed = pb.TaskState.TASK_STATE_COMPLETED
-        if isinstance(result, pb.Message):
-            if self._started:
-                await self.status(completed, result)
-            else:
-                await self._publish(result)
-            return
-        if not self._started:
-            await self.start()
-        if result is not None:
-            several = isinstance(result, Sequence) and not isinstance(result, str | bytes)
-            parts = [to_part(item) for item in (result if several else [result])]
-            await self.artifact(RETURNED_ARTIFACT, parts)
-        await self.status(completed)
+async def _complete(events: TurnEvents, result: Any) -> None:
+    if isinstance(result, pb.Message):
+        if events.started:
+            await events.publish(events.status(_COMPLETED, result))
+        else:
+            await events.reply(result)
+        return
+    if isinstance(result, list | tuple) and not result:
+        result = None  # no parts: an artifact without any is none
+    if result is None:
+        await events.publish(events.status(_COMPLETED))
+        return
+    several = isinstance(result, Sequence) and not isinstance(result, str | bytes)
+    parts = [to_part(item) for item in (result if several else [result])]
+    artifact = pb.Artifact(artifact_id=FINAL_ARTIFACT, parts=parts)
+    await events.publish(events.artifact(artifact, last_chunk=True), events.status(_COMPLETED))
 
 
 def as_executor(agent: Any) -> AgentExecutor:
@@ -142,7 +107,9 @@ def as_executor(agent: Any) -> AgentExecutor:
     Raises TypeError, naming the forms, for anything that is not an agent.
     """
     if isinstance(agent, type):
-        agent = agent()
+        agent = _made(agent)
+    if isinstance(agent, Worker):
+        return WorkerExecutor(agent)
     short = isinstance(agent, AgentExecutor) and type(agent).execute is AgentExecutor.execute
     if not short and callable(getattr(agent, "execute", None)):
         return cast(AgentExecutor, agent)  # ours, or one written for a2a-sdk
@@ -153,8 +120,42 @@ def as_executor(agent: Any) -> AgentExecutor:
             raise TypeError(
                 f"on_interruption of {agent!r} is {on_interruption!r}; use 'fail' or 'restart'"
             )
+        _check_parameter(function)
         return FunctionExecutor(function, on_interruption)
     raise TypeError(
-        f"{agent!r} is not an agent: give an AgentExecutor, an async function of a RequestContext, "
-        "an async generator, or an object with such a method run"
+        f"{agent!r} is not an agent: give a Worker, an AgentExecutor, an async function of a "
+        "RequestContext, an async generator, or an object with such a method run"
     )
+
+
+def _check_parameter(function: Callable[..., Any]) -> None:
+    """Raises TypeError if the function can't be called with a RequestContext alone."""
+    try:
+        # What a decorator adds or takes away shows in its own signature only.
+        signature = inspect.signature(function, follow_wrapped=False)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(None)
+    except TypeError as error:
+        name = getattr(function, "__name__", "it")
+        raise TypeError(
+            f"{name} can't be called with a RequestContext ({error}): give {name} one parameter, "
+            "the context"
+        ) from error
+
+
+def _made(cls: type) -> Any:
+    abstract = sorted(getattr(cls, "__abstractmethods__", ()))
+    if abstract:
+        raise TypeError(f"the agent {cls.__name__} lacks {', '.join(abstract)}; define it")
+    try:
+        inspect.signature(cls).bind()
+    except TypeError as error:
+        raise TypeError(
+            f"the agent {cls.__name__} can't be made without arguments ({error}); give an object, "
+            f"{cls.__name__}(...), in place of the class"
+        ) from None
+    except ValueError:
+        pass  # a class of C, which does not say what it takes
+    return cls()

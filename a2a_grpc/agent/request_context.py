@@ -9,6 +9,8 @@ from typing import Any, Protocol
 
 from a2a_grpc import pb
 from a2a_grpc.agent.call_context import ServerCallContext
+from a2a_grpc.agent.conversation import Conversation
+from a2a_grpc.agent.dependencies import NO_DEPENDENCIES
 from a2a_grpc.agent.values import from_struct, text_of
 from a2a_grpc.errors import InvalidParamsError
 from a2a_grpc.storage.base import AnyStorage, Scope
@@ -50,6 +52,12 @@ class RequestContext:
         task: the task as it is before this request; None for a new one.
         related_tasks: the tasks that the message refers to, as far as they are the caller's.
         attempt: 1, or more if the process died that tried before.
+
+    Attributes:
+        current_task: the task as it is before this request; None for a new one.
+        is_cancelled: whether the task is being canceled.
+        deps: the server's dependencies, by type or name.
+        conversation: what is kept of the context id; None outside a server.
 
     Raises:
         InvalidParamsError: ids that contradict one another.
@@ -100,6 +108,8 @@ class RequestContext:
         self._attempt = attempt
         self.current_task = task
         self.is_cancelled = False
+        self.deps = NO_DEPENDENCIES
+        self.conversation: Conversation | None = None
 
     @property
     def request(self) -> pb.SendMessageRequest | None:

@@ -13,6 +13,7 @@ from typing import Any
 from google.protobuf import json_format, struct_pb2
 
 from a2a_grpc import pb
+from a2a_grpc.structs import check_readable
 
 _EXACT = 2**53
 
@@ -43,12 +44,17 @@ def from_struct(struct: struct_pb2.Struct) -> dict[str, Any]:
 def to_value(data: Any) -> struct_pb2.Value:
     """The protobuf value of anything that JSON can hold.
 
-    Raises ValueError for what JSON can't hold.
+    Raises ValueError for what JSON can't hold, and for what no reader of a task could parse: a
+    value nested more than `structs.DEEPEST_STRUCT` levels deep.
     """
     try:
-        return json_format.ParseDict(data, struct_pb2.Value())
-    except (json_format.ParseError, TypeError) as error:
+        value = json_format.ParseDict(data, struct_pb2.Value())
+        check_readable(value)
+    except TypeError as error:
+        raise ValueError("not a JSON value: the keys of an object must be str") from error
+    except (json_format.ParseError, ValueError, OverflowError) as error:
         raise ValueError(f"not a JSON value: {error}") from error
+    return value
 
 
 def to_part(content: Any, *, media_type: str = "") -> pb.Part:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -39,6 +39,14 @@ class Committed(NamedTuple):
     starts: bool = False
     settles: bool = False
     outcome: Outcome | None = None
+
+
+OnCommit = Callable[[Committed, int], None]
+"""Called after a commit that this process made, with the state that the task had before it."""
+
+
+def ignore_commit(committed: Committed, state_before: int) -> None:
+    """An `OnCommit` that does nothing."""
 
 
 class OperationWatch:

@@ -120,6 +120,21 @@ def option(*names: str, **attributes: Any) -> Callable[[FunctionT], FunctionT]:
     help="The address that clients call, for the agent's card; host:port unless given.",
 )
 @option(
+    "--card",
+    metavar="FILE",
+    help="The agent's card, a JSON or YAML file; what it leaves open is filled in.",
+)
+@option(
+    "--card-key",
+    metavar="FILE",
+    help="The private key, in PEM form, that signs the card; needs --card-key-id.",
+)
+@option(
+    "--card-key-id",
+    metavar="ID",
+    help="The name (kid) by which clients find the public key of --card-key.",
+)
+@option(
     "--log-format",
     type=click.Choice(["human", "json"]),
     default="human",
@@ -154,6 +169,7 @@ def serve(
     try:
         with _stopped_by_signals():
             server = _load(target, context)
+            _configure_cards(server, explicit, context)
             _configure(server, explicit)
             _run(server, as_json=as_json)
     except _StartError as error:
@@ -195,6 +211,21 @@ def _load(target: str, context: click.Context) -> A2AServer:
         raise click.UsageError(str(error), context) from error
     except TargetError as error:
         raise _StartError(str(error)) from error.__cause__
+
+
+def _configure_cards(server: A2AServer, explicit: dict[str, Any], context: click.Context) -> None:
+    card, key, key_id = (explicit.pop(name, None) for name in ("card", "card_key", "card_key_id"))
+    if card is not None:
+        server.card = card
+    if (key is None) != (key_id is None):
+        raise click.UsageError("--card-key and --card-key-id go together; give both", context)
+    if key is not None:
+        from a2a_grpc.cards.signing import CardSigner
+
+        try:
+            server.card_signer = CardSigner(key, key_id=key_id)
+        except (ValueError, ImportError) as error:
+            raise _StartError(_reason(error)) from error
 
 
 def _configure(server: A2AServer, explicit: dict[str, Any]) -> None:

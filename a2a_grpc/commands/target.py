@@ -19,7 +19,8 @@ from typing import Any
 
 from a2a_grpc import pb
 from a2a_grpc.agent.executor import AgentExecutor
-from a2a_grpc.agent.function import FunctionExecutor, as_executor
+from a2a_grpc.agent.function import as_executor
+from a2a_grpc.agent.worker import Worker
 from a2a_grpc.server import A2AServer
 
 DEFAULT_NAMES = ("server", "agent")
@@ -194,6 +195,8 @@ def _agents_in(module: ModuleType) -> list[str]:
             isinstance(value, A2AServer)
             or callable(getattr(value, "execute", None))
             or callable(getattr(value, "run", None))
+            or isinstance(value, Worker)
+            or (isinstance(value, type) and issubclass(value, Worker) and value is not Worker)
             or _is_async(value)
         )
     ]
@@ -218,29 +221,9 @@ def _executor(found: Any, target: str) -> AgentExecutor:
                 "give it a constructor without arguments, or name an object"
             ) from error
     try:
-        executor = as_executor(found)
+        return as_executor(found)
     except TypeError as error:
         raise TargetError(f"{target} can't be served: {error}") from error
-    if isinstance(executor, FunctionExecutor):
-        _check_parameter(found if inspect.isroutine(found) else found.run, target)
-    return executor
-
-
-def _check_parameter(function: Any, target: str) -> None:
-    """Raises TargetError if the function can't be called with a RequestContext alone."""
-    try:
-        # What a decorator adds or takes away shows in its own signature only.
-        signature = inspect.signature(function, follow_wrapped=False)
-    except (TypeError, ValueError):
-        return
-    try:
-        signature.bind(None)
-    except TypeError as error:
-        name = getattr(function, "__name__", "agent")
-        raise TargetError(
-            f"{target} can't be called with a RequestContext ({error}): give {name} one parameter, "
-            "the context"
-        ) from error
 
 
 def _name_of(found: Any, module: ModuleType) -> str:

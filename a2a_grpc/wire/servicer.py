@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -18,6 +18,7 @@ from google.protobuf.message import Message
 from a2a_grpc import pb
 from a2a_grpc.agent.call_context import ServerCallContext
 from a2a_grpc.errors import A2AError
+from a2a_grpc.middleware import Middleware, Streaming, Unary, around_streaming, around_unary
 from a2a_grpc.service import A2AService
 from a2a_grpc.wire.call import Gate, ServicerContext
 from a2a_grpc.wire.status import abort
@@ -31,9 +32,6 @@ _TASK, _MESSAGE = b"\x0a", b"\x12"  # field 1 and field 2 of SendMessageResponse
 
 
 RequestT = TypeVar("RequestT", bound=Message)
-Unary = Callable[[Any, ServerCallContext], Awaitable[Any]]
-Streaming = Callable[[Any, ServerCallContext], AsyncIterator[bytes]]
-
 
 class A2AServicer:
     """The eleven RPCs.
@@ -42,12 +40,20 @@ class A2AServicer:
         service: what answers them.
         gate: what every call has to pass first.
         limits: how large a request's parts may be.
+        middleware: what is around every operation.
     """
 
-    def __init__(self, service: A2AService, gate: Gate, limits: ValidationLimits) -> None:
+    def __init__(
+        self,
+        service: A2AService,
+        gate: Gate,
+        limits: ValidationLimits,
+        middleware: Sequence[Middleware] = (),
+    ) -> None:
         self._service = service
         self._gate = gate
         self._limits = limits
+        self._middleware = middleware
 
     def handler(self) -> grpc.GenericRpcHandler:
         """The handler to register with a `grpc.aio` server."""
@@ -119,6 +125,8 @@ class A2AServicer:
         *,
         also_required: tuple[str, ...] = (),
     ) -> grpc.RpcMethodHandler[Any, Any]:
+        operation = around_unary(operation, self._middleware)
+
         async def handle(data: bytes, context: ServicerContext) -> bytes:
             try:
                 with self._gate.passing():
@@ -136,6 +144,8 @@ class A2AServicer:
     def _streaming(
         self, method: str, request_type: type[RequestT], operation: Streaming
     ) -> grpc.RpcMethodHandler[Any, Any]:
+        operation = around_streaming(operation, self._middleware)
+
         async def handle(data: bytes, context: ServicerContext) -> None:
             try:
                 with self._gate.passing():

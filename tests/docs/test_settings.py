@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
@@ -56,7 +55,7 @@ def test_every_limit_is_there_with_its_default() -> None:
 
 
 async def test_its_programs_can_be_served(tmp_path: Path) -> None:
-    careful, tokens = blocks(SETTINGS)
+    careful, tokens = [block for block in blocks(SETTINGS) if block.language == "python"]
     for program, answer in ((careful, "done in attempt 1"), (tokens, "Hello, alice")):
         file = tmp_path / "program.py"
         file.write_text(program.text, encoding="utf-8")
@@ -68,9 +67,3 @@ async def test_its_programs_can_be_served(tmp_path: Path) -> None:
                     status = await refused(client.send())
                     assert status.reason == "UNAUTHENTICATED"
             assert process.stop() == 0
-
-
-def test_every_link_of_the_docs_leads_somewhere() -> None:
-    for page in (ROOT / "docs").glob("*.md"):
-        for target in re.findall(r"\]\(([^)]+)\)", page.read_text(encoding="utf-8")):
-            assert target.startswith("https://") or (page.parent / target).exists(), target

@@ -46,7 +46,7 @@ def test_either_an_agent_or_agents_are_needed(arguments: dict[str, Any]) -> None
 @pytest.mark.parametrize("agent", [42, "agent", object(), object])
 def test_what_is_no_agent_is_refused_with_the_forms_that_are(agent: Any) -> None:
     for arguments in ({"agent": agent}, {"agents": {"a": Agent(echo), "b": agent}}):
-        with pytest.raises(TypeError, match="is not an agent: give an AgentExecutor"):
+        with pytest.raises(TypeError, match="is not an agent: give a Worker, an AgentExecutor"):
             A2AServer(**arguments)
 
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from a2a_grpc import pb
-from tests.cli.process import PATIENCE, Process, environment_of
+from tests.cli.process import Process
 from tests.environments import ROOT
 from tests.support import (
     CANCELED,
@@ -28,24 +25,24 @@ from tests.support import (
 )
 
 EXAMPLES = ROOT / "examples"
-AGENTS = ["echo.py", "long_job.py", "trip.py", "writer.py"]
-NO_AGENTS = ["call.py"]
+AGENTS = ["echo.py:Echo", "long_job.py", "trip.py", "writer.py"]
 
 
 @contextmanager
 def example(name: str, cwd: Path) -> Iterator[Process]:
     """A running example, which must end well."""
-    with Process("serve", EXAMPLES / name, "--port", "0", "--grace", "0", cwd=cwd) as process:
+    with Process("serve", f"{EXAMPLES}/{name}", "--port", "0", "--grace", "0", cwd=cwd) as process:
         yield process
         assert process.stop() == 0
 
 
 def test_every_example_is_tested() -> None:
-    assert sorted(path.name for path in EXAMPLES.glob("*.py")) == sorted(AGENTS + NO_AGENTS)
+    tested = [name.partition(":")[0] for name in AGENTS]
+    assert sorted(path.name for path in EXAMPLES.glob("*.py")) == sorted(tested)
 
 
 async def test_echo_says_what_it_was_told(tmp_path: Path) -> None:
-    with example("echo.py", tmp_path) as process:
+    with example("echo.py:Echo", tmp_path) as process:
         async with connected(process.address) as client:
             task = await client.send("hello")
             assert task.status.state == COMPLETED
@@ -121,38 +118,3 @@ async def test_long_job_that_is_short_completes(tmp_path: Path) -> None:
             assert task.status.state == COMPLETED
             assert text(task.status.message) == "All done"
             assert_invalid(await refused(client.send("many")), "message.parts[0].text")
-
-
-async def call(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return await asyncio.to_thread(
-        subprocess.run,
-        [sys.executable, EXAMPLES / "call.py", *arguments],
-        env=environment_of(),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
-
-
-async def test_call_prints_what_the_agent_does(tmp_path: Path) -> None:
-    with example("trip.py", tmp_path) as process:
-        first = await call("--target", process.address, "Plan", "a", "trip")
-        assert first.returncode == 0, first.stderr
-        started, asked = first.stdout.splitlines()
-        assert started.startswith("task ")
-        assert started.endswith(" WORKING")
-        assert asked == "status INPUT_REQUIRED Where do you want to go?"
-        task_id = started.split()[1]
-        answers = ("--target", process.address, "--task", task_id)
-        for said in ("Lisbon", "Friday"):
-            assert (await call(*answers, said)).returncode == 0
-        last = await call(*answers, "two")
-        assert last.stdout.splitlines()[-2:] == [
-            "artifact A trip to Lisbon on Friday for two.",
-            "status COMPLETED",
-        ]
-        again = await call(*answers, "three")
-        assert again.returncode == 1
-        assert again.stdout == ""
-        assert len(again.stderr.splitlines()) == 1
-        assert task_id in again.stderr

@@ -299,15 +299,19 @@ def public_card() -> pb.AgentCard:
         default_input_modes=["text/plain", "application/octet-stream", "image/*"],
         security_schemes={"bearer": bearer},
         security_requirements=[pb.SecurityRequirement(schemes={"bearer": pb.StringList()})],
-        skills=[pb.AgentSkill(id="public", name="Public")],
+        skills=[a_skill("public", "For everybody")],
     )
+
+
+def a_skill(skill_id: str, name: str) -> pb.AgentSkill:
+    return pb.AgentSkill(id=skill_id, name=name, description=f"{name}.", tags=["words"])
 
 
 def extended_card(call: ServerCallContext) -> pb.AgentCard:
     if call.tenant:
         raise ExtendedAgentCardNotConfiguredError()
     card = public_card()
-    card.skills.add(id=f"for-{call.principal.id}", name="Only for some")
+    card.skills.append(a_skill(f"for-{call.principal.id}", "Only for some"))
     return card
 
 

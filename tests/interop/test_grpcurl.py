@@ -11,12 +11,13 @@ import pytest
 
 from tests.cli.process import Process
 from tests.environments import ROOT
-from tests.interop.grpcurl import Grpcurl, grpcurl_program
+from tests.interop.grpcurl import Grpcurl, documents, grpcurl_program
 
 # grpcurl is built on first use, which may take longer than a test usually does.
 pytestmark = pytest.mark.timeout(900)
 
 SERVICE = "lf.a2a.v1.A2AService"
+DISCOVERY = "a2a_grpc.v1.Discovery"
 METHODS = [
     "CancelTask",
     "CreateTaskPushNotificationConfig",
@@ -37,7 +38,7 @@ def grpcurl(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Grpcurl]:
     """grpcurl, for the echo example."""
     program = grpcurl_program()
     cwd = tmp_path_factory.mktemp("echo")
-    with Process("serve", ROOT / "examples" / "echo.py", "--port", "0", cwd=cwd) as process:
+    with Process("serve", f"{ROOT}/examples/echo.py:Echo", "--port", "0", cwd=cwd) as process:
         yield Grpcurl(program, process.address)
         assert process.stop() == 0
 
@@ -49,6 +50,7 @@ def message(text: str, **fields: Any) -> dict[str, Any]:
 def test_list_names_the_services(grpcurl: Grpcurl) -> None:
     assert set(grpcurl.output("list").split()) >= {
         SERVICE,
+        DISCOVERY,
         "grpc.health.v1.Health",
         "grpc.reflection.v1.ServerReflection",
     }
@@ -61,6 +63,23 @@ def test_describe_shows_the_service_with_its_http_rules(grpcurl: Grpcurl) -> Non
         assert f"rpc {method} (" in described
     assert "returns ( stream .lf.a2a.v1.StreamResponse )" in described
     assert 'post: "/message:send"' in described
+
+
+def test_describe_shows_discovery_with_its_http_rules(grpcurl: Grpcurl) -> None:
+    described = grpcurl.output("describe", DISCOVERY)
+    assert (
+        "rpc GetAgentCard ( .a2a_grpc.v1.GetAgentCardRequest ) returns ( .lf.a2a.v1.AgentCard )"
+    ) in described
+    assert 'get: "/.well-known/agent-card.json"' in described
+    assert 'get: "/{tenant}/.well-known/agent-card.json"' in described
+    assert "string tenant = 1;" in grpcurl.output("describe", "a2a_grpc.v1.GetAgentCardRequest")
+
+
+def test_the_card_is_read_without_a_version(grpcurl: Grpcurl) -> None:
+    (card,) = documents(grpcurl.output("-d", "{}", f"{DISCOVERY}/GetAgentCard"))
+    assert card["name"] == "Echo"
+    assert card["supportedInterfaces"][0]["protocolBinding"] == "GRPC"
+    assert card["capabilities"]["streaming"] is True
 
 
 def test_describe_shows_a_message(grpcurl: Grpcurl) -> None:
@@ -148,7 +167,7 @@ def test_a_call_without_a_version_is_told_how_to_name_it(grpcurl: Grpcurl) -> No
 
 
 def test_health_is_served(grpcurl: Grpcurl) -> None:
-    for service in ("", SERVICE):
+    for service in ("", SERVICE, DISCOVERY):
         found = grpcurl.output(
             "-d", json.dumps({"service": service}), "grpc.health.v1.Health/Check"
         )

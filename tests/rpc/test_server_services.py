@@ -64,9 +64,11 @@ async def test_extended_card_that_is_not_declared_is_an_unsupported_operation(
         assert_error(await refused(extended_card(s)), "UNSUPPORTED_OPERATION")
 
 
-async def test_extended_card_that_is_declared_and_missing_is_not_configured() -> None:
-    card = pb.AgentCard(capabilities=pb.AgentCapabilities(extended_agent_card=True))
-    async with serving(echo, card=card) as s:
+async def test_extended_card_that_there_is_for_others_only_is_not_configured() -> None:
+    def extended(call: ServerCallContext) -> pb.AgentCard:
+        raise errors.ExtendedAgentCardNotConfiguredError
+
+    async with serving(echo, extended_card=extended) as s:
         assert_error(await refused(extended_card(s)), "EXTENDED_AGENT_CARD_NOT_CONFIGURED")
 
 
@@ -107,7 +109,16 @@ async def test_media_type_that_the_agent_does_not_take_is_refused(method: str) -
 
 async def test_media_types_of_skills_are_taken_too() -> None:
     card = pb.AgentCard(
-        default_input_modes=["text/plain"], skills=[pb.AgentSkill(input_modes=["image/png"])]
+        default_input_modes=["text/plain"],
+        skills=[
+            pb.AgentSkill(
+                id="look",
+                name="Look",
+                description="Looks at pictures.",
+                tags=["pictures"],
+                input_modes=["image/png"],
+            )
+        ],
     )
     async with serving(echo, card=card) as s:
         await s.send(message(parts=[pb.Part(raw=b"x", media_type="image/png")]))
@@ -116,7 +127,7 @@ async def test_media_types_of_skills_are_taken_too() -> None:
 # Health and reflection: without a version.
 
 
-@pytest.mark.parametrize("service", ["", "lf.a2a.v1.A2AService"])
+@pytest.mark.parametrize("service", ["", "lf.a2a.v1.A2AService", "a2a_grpc.v1.Discovery"])
 async def test_health_is_serving(service: str) -> None:
     async with serving(echo) as s:
         stub = health_pb2_grpc.HealthStub(s.channel)
@@ -155,6 +166,7 @@ async def test_reflection_lists_and_describes(version: str) -> None:
         names = {one.name for one in (await ask(list_services="")).list_services_response.service}
         assert {
             "lf.a2a.v1.A2AService",
+            "a2a_grpc.v1.Discovery",
             "grpc.health.v1.Health",
             "grpc.reflection.v1.ServerReflection",
             "grpc.reflection.v1alpha.ServerReflection",

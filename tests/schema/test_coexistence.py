@@ -106,6 +106,32 @@ async def call(stub_class):
 asyncio.run(call(pb.A2AServiceStub))
 """
 
+# Our own service, whose answers are of whichever classes the process has.
+DISCOVER = """
+import asyncio
+import grpc
+
+class Discovery(pb.DiscoveryServicer):
+    async def GetAgentCard(self, request, context):
+        return pb.AgentCard(name=request.tenant)
+
+async def discover():
+    server = grpc.aio.server()
+    pb.add_DiscoveryServicer_to_server(Discovery(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        request = pb.GetAgentCardRequest(tenant="t1")
+        card = await pb.DiscoveryStub(channel).GetAgentCard(request, timeout=20)
+        assert type(card) is pb.AgentCard and card.name == "t1"
+    await server.stop(None)
+
+asyncio.run(discover())
+(method,) = pb.GetAgentCardRequest.DESCRIPTOR.file.services_by_name["Discovery"].methods
+assert method.output_type is pb.AgentCard.DESCRIPTOR
+assert pb.GetAgentCardRequest.DESCRIPTOR.file.package == "a2a_grpc.v1"
+"""
+
 ROUND_TRIP = """
 from google.protobuf import json_format, struct_pb2
 
@@ -143,12 +169,13 @@ assert pb.GetTaskRequest(history_length=0).HasField("history_length")
         "import a2a; from a2a_grpc import pb; from a2a.types import Task",
         "from a2a_grpc import pb; import a2a_grpc_pb.a2a_pb2; import a2a.server.agent_execution",
         "from a2a_grpc import pb; pb.A2AServiceStub; from a2a.types import a2a_pb2_grpc",
+        "from a2a_grpc import pb; pb.DiscoveryStub; import a2a.types",
     ],
 )
 def test_with_the_sdk_there_is_one_set_of_classes_in_every_import_order(
     name: str, imports: str
 ) -> None:
-    run(python(name), imports + EXCHANGE)
+    run(python(name), imports + EXCHANGE + DISCOVER)
 
 
 @pytest.mark.parametrize("name", ["newest-sdk", "lowest-sdk"])
@@ -170,7 +197,7 @@ except TypeError as error:
 else:
     raise AssertionError("two sets of classes in one process")
 """
-    run(python("newest-sdk"), OURS + CALL + code, A2A_GRPC_OWN_PROTOS="1")
+    run(python("newest-sdk"), OURS + CALL + DISCOVER + code, A2A_GRPC_OWN_PROTOS="1")
 
 
 def test_forcing_our_classes_after_the_sdk_was_imported_names_the_remedy() -> None:
@@ -211,7 +238,74 @@ def test_without_the_sdk_our_code_runs_on_both_ends_of_the_versions(
 ) -> None:
     variables = {"PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": implementation}
     options = ("-W", "error::UserWarning")  # protobuf warns so of generated code that is too old
-    run(python(name), OURS + ROUND_TRIP + CALL, *options, **variables)
+    run(python(name), OURS + ROUND_TRIP + CALL + DISCOVER, *options, **variables)
+
+
+@pytest.mark.parametrize("name", ["lowest-sdk", "newest-sdk"])
+def test_our_own_service_finds_the_classes_of_the_sdk_in_pure_python_too(name: str) -> None:
+    variables = {"PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": "python"}
+    run(python(name), "from a2a_grpc import pb" + EXCHANGE + DISCOVER, **variables)
+
+
+@pytest.mark.parametrize("name", ["newest", "lowest-sdk", "newest-sdk"])
+def test_a_server_gives_out_its_card_and_reflection_tells_how_to_read_it(name: str) -> None:
+    code = """
+import asyncio
+import grpc
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from grpc_reflection.v1alpha import reflection_pb2
+from a2a_grpc import A2AServer, ServerSettings, pb
+
+async def agent(context):
+    return "done"
+
+async def main():
+    server = A2AServer(agent, card=pb.AgentCard(name="x"), settings=ServerSettings(port=0))
+    async with server, grpc.aio.insecure_channel(server.address) as channel:
+        call = channel.stream_stream(
+            "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+            request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
+            response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+        )(timeout=20)
+        name = "a2a_grpc.v1.Discovery"
+        await call.write(reflection_pb2.ServerReflectionRequest(file_containing_symbol=name))
+        answer = await call.read()
+        await call.done_writing()
+        found = [
+            descriptor_pb2.FileDescriptorProto.FromString(data)
+            for data in answer.file_descriptor_response.file_descriptor_proto
+        ]
+        files = {file.name: file for file in found}
+        pool = descriptor_pool.DescriptorPool()
+
+        def add(file):
+            for dependency in file.dependency:
+                if dependency in files:
+                    add(files.pop(dependency))
+            pool.AddSerializedFile(file.SerializeToString())
+
+        while files:
+            add(files.pop(next(iter(files))))
+        method = pool.FindServiceByName(name).methods_by_name["GetAgentCard"]
+        call = channel.unary_unary(f"/{name}/GetAgentCard")
+        card = message_factory.GetMessageClass(method.output_type).FromString(await call(b""))
+        assert card.name == "x" and type(card) is not pb.AgentCard
+        assert card.supported_interfaces[0].url == server.address
+
+asyncio.run(main())
+"""
+    run(python(name), code)
+
+
+def test_our_own_schema_may_be_imported_before_the_door() -> None:
+    """It brings our classes, and then they are those of the process."""
+    code = """
+from a2a_grpc_pb import discovery_pb2
+from a2a_grpc import pb
+assert pb.GetAgentCardRequest is discovery_pb2.GetAgentCardRequest
+assert pb.DESCRIPTOR.name == "a2a_grpc_pb/a2a.proto"
+"""
+    run(python("newest-sdk"), code + DISCOVER)
 
 
 @pytest.mark.parametrize("name", ["lowest", "newest"])

@@ -176,8 +176,9 @@ def test_options_are_known_to_this_test() -> None:
 
 def test_the_door_offers_every_message_and_enum_of_the_contract_and_the_service() -> None:
     stubs = {"A2AServiceServicer", "A2AServiceStub", "add_A2AServiceServicer_to_server"}
+    stubs |= {"DiscoveryServicer", "DiscoveryStub", "add_DiscoveryServicer_to_server"}
     names = {name.rpartition(".")[2]: name for name in (*MESSAGES, *ENUMS)}
-    assert set(pb.__all__) == names.keys() | stubs | {"DESCRIPTOR"}
+    assert set(pb.__all__) == names.keys() | stubs | {"DESCRIPTOR", "GetAgentCardRequest"}
     assert set(pb.MESSAGE_NAMES) == names.keys()
     assert all(hasattr(pb, name) for name in pb.__all__)
     assert all(getattr(pb, name).DESCRIPTOR.full_name == full for name, full in names.items())
