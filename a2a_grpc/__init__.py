@@ -25,7 +25,7 @@ from a2a_grpc.broker.base import Broker, TaskIdParams, TaskOperation, TaskSendPa
 from a2a_grpc.broker.memory import InMemoryBroker
 from a2a_grpc.bus.base import EventBus
 from a2a_grpc.bus.memory import InMemoryBus
-from a2a_grpc.cards.errors import CardError
+from a2a_grpc.cards.errors import CardError, CardSignatureError
 from a2a_grpc.cards.loading import load_card
 from a2a_grpc.cards.signing import CardSigner, sign_card
 from a2a_grpc.cards.validation import validate_card
@@ -60,7 +60,6 @@ from a2a_grpc.storage.base import Scope, Storage
 from a2a_grpc.storage.memory import InMemoryStorage
 
 if TYPE_CHECKING:
-    from a2a_grpc.cards.errors import CardSignatureError
     from a2a_grpc.client.a2a_client import A2AClient
     from a2a_grpc.client.call import (
         ClientCall,
@@ -161,7 +160,6 @@ _LAZY = {
     "SqlStorage": "a2a_grpc.storage.sql",
     "A2AClient": "a2a_grpc.client.a2a_client",
     "AgentCardError": "a2a_grpc.client.errors",
-    "CardSignatureError": "a2a_grpc.cards.errors",
     "ClientCall": "a2a_grpc.client.call",
     "ClientInterceptor": "a2a_grpc.client.call",
     "ClientTLS": "a2a_grpc.client.tls",

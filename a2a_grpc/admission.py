@@ -28,6 +28,7 @@ from a2a_grpc.errors import (
     ResourceExhaustedError,
     TaskNotFoundError,
 )
+from a2a_grpc.extensions import RETRY_MARK
 from a2a_grpc.media_types import essence, is_listed
 from a2a_grpc.push.guard import check_config
 from a2a_grpc.storage.base import (
@@ -41,14 +42,6 @@ from a2a_grpc.storage.base import (
 )
 from a2a_grpc.task import TERMINAL_STATES
 from a2a_grpc.transient import TransientContexts
-
-RETRY_MARK = "a2a-grpc-retry"
-"""Call metadata with which a client says that it sends the message again."""
-
-RETRY_EXTENSION = "urn:a2a-grpc:extensions:retry:v1"
-"""The extension by which a card says that a message sent again, and marked so, runs once.
-
-Its parameter `windowSeconds` is how long a message is remembered."""
 
 
 @dataclass(frozen=True, slots=True)

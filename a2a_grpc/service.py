@@ -26,6 +26,7 @@ from a2a_grpc.errors import (
     UnauthenticatedError,
     UnsupportedOperationError,
 )
+from a2a_grpc.extensions import LAST_SEQUENCE, SEQUENCE_EXTENSION
 from a2a_grpc.paging import page_token, read_page_token
 from a2a_grpc.storage.base import (
     AnyStorage,
@@ -36,14 +37,11 @@ from a2a_grpc.storage.base import (
     OutcomeKind,
     TaskQuery,
 )
-from a2a_grpc.subscription import SEQUENCE_EXTENSION, Streamed, Subscription
+from a2a_grpc.subscription import Streamed, Subscription
 from a2a_grpc.task import INTERRUPTED_STATES, TERMINAL_STATES, trim_history
 from a2a_grpc.transient import TransientContexts
 
 logger = logging.getLogger(__name__)
-
-LAST_SEQUENCE = "last-event-id"
-"""Call metadata with which a client resumes a stream: the last sequence number that it saw."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,11 +15,9 @@ from typing import NamedTuple, Self
 from a2a_grpc import pb
 from a2a_grpc.bus.base import EventBus, OperationWatch, TaskChannel
 from a2a_grpc.errors import TaskNotFoundError
+from a2a_grpc.extensions import SEQUENCE_EXTENSION
 from a2a_grpc.storage.base import AnyStorage, LogTruncatedError, OutcomeKind, Snapshot
 from a2a_grpc.task import TERMINAL_STATES, EntryKind, LogEntry
-
-SEQUENCE_EXTENSION = "urn:a2a-grpc:extensions:sequence:v1"
-"""URI of the extension with which clients get sequence numbers, in the metadata of the events."""
 
 
 class Streamed(NamedTuple):

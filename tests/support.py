@@ -19,8 +19,8 @@ from a2a_grpc import pb
 from a2a_grpc.agent.executor import AgentExecutor, Event, EventQueue
 from a2a_grpc.agent.request_context import RequestContext
 from a2a_grpc.config import ServerSettings
+from a2a_grpc.extensions import SEQUENCE_EXTENSION
 from a2a_grpc.server import A2AServer
-from a2a_grpc.subscription import SEQUENCE_EXTENSION
 
 T = TypeVar("T")
 

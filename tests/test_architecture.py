@@ -14,7 +14,7 @@ from tests.environments import ROOT
 PACKAGE = ROOT / "a2a_grpc"
 
 # What every room may import: errors, the messages, the pure task, settings, checks of plain values.
-FOUNDATION = {"errors", "pb", "task", "config", "structs", "paging", "media_types"}
+FOUNDATION = {"errors", "pb", "task", "config", "structs", "paging", "media_types", "extensions"}
 
 # Beside the foundation. Rooms never import rooms above them.
 MAY_IMPORT: dict[str, set[str]] = {
@@ -25,6 +25,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "structs": set(),
     "paging": set(),
     "media_types": set(),
+    "extensions": set(),
     # What middleware has for agents, on its way through the process.
     "transient": set(),
     "middleware": {"agent"},
@@ -49,10 +50,10 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("telemetry", "transient"),
     },
     # The call that an extended card is made for, and which extensions there are.
-    "cards": {"agent", "admission", "subscription"},
+    "cards": {"agent"},
     "wire": {"middleware", "agent", "auth", "service", "subscription", "telemetry"},
     # The wire's table of errors and its constants; values of parts; what a card must be.
-    "client": {"wire", "agent", "subscription", "cards", "telemetry"},
+    "client": {"wire", "agent", "cards", "telemetry"},
     "adapters": {"agent"},
     "server": {
         *("wire", "service", "admission", "active", "agent", "auth", "storage", "broker", "bus"),

@@ -167,6 +167,23 @@ def test_the_arguments_of_the_server_are_pinned() -> None:
     ]
 
 
+def test_the_arguments_of_the_client_are_pinned() -> None:
+    assert parameters(a2a_grpc.A2AClient) == [
+        "agent",
+        "*tenant",
+        "*tls",
+        "*token",
+        "*metadata",
+        "*extensions",
+        "*timeout",
+        "*retry",
+        "*interceptors",
+        "*card_keys",
+        "*keepalive",
+        "*channel",
+    ]
+
+
 def test_the_arguments_of_an_executor_are_pinned() -> None:
     assert parameters(AgentExecutor.execute) == ["self", "context", "event_queue"]
     assert parameters(AgentExecutor.cancel) == ["self", "context", "event_queue"]

@@ -372,9 +372,7 @@ class EventConsumer:
         while self._committed_version < version and self._drainer and not self._drainer.done():
             if self._progress is None:
                 self._progress = asyncio.get_running_loop().create_future()
-            await asyncio.wait(
-                (self._drainer, self._progress), return_when=asyncio.FIRST_COMPLETED
-            )
+            await asyncio.wait((self._drainer, self._progress), return_when=asyncio.FIRST_COMPLETED)
 
     async def finish(self, outcome: Outcome | None, *, related: tuple[pb.Task, ...] = ()) -> None:
         """Commit what is pending, end the turn, and tell what the operation came to.

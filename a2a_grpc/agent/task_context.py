@@ -341,7 +341,7 @@ class TaskContext:
         artifact.parts.append(part)
         self._said = self._said or call
         await self._events.publish(
-            self._events.artifact(artifact, append=append, last_chunk=last_chunk)
+            self._events.artifact(artifact, append=bool(append), last_chunk=bool(last_chunk))
         )
 
     # Ending the turn.
@@ -352,7 +352,10 @@ class TaskContext:
         await self._complete("complete", artifact_id, part)
 
     async def complete_json(self, data: Any, *, artifact_id: str = FINAL_ARTIFACT) -> None:
-        """COMPLETED, with a JSON value as an artifact of media type application/json."""
+        """COMPLETED, with a JSON value as an artifact of media type application/json.
+
+        The protocol's numbers are doubles: send integers beyond 2^53 as text.
+        """
         part = data_part("complete_json", data, "application/json")
         await self._complete("complete_json", artifact_id, part)
 

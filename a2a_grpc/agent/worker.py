@@ -132,6 +132,7 @@ class WorkerExecutor(AgentExecutor):
     async def cancel(self, context: RequestContext, event_queue: EventQueue) -> None:
         """Run the worker's `cancel`."""
         events = TurnEvents(context, event_queue)
+        events.started = events.continues  # callers know that the agent was at work
         ctx = TaskContext(context, event_queue, events)
         try:
             text = await self._worker.cancel(ctx)

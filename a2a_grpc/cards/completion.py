@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from a2a_grpc import pb
-from a2a_grpc.admission import RETRY_EXTENSION
-from a2a_grpc.subscription import SEQUENCE_EXTENSION
+from a2a_grpc.extensions import RETRY_EXTENSION, SEQUENCE_EXTENSION
 
 PROTOCOL_VERSION = "1.0"
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from a2a_grpc import pb
-from a2a_grpc.admission import RETRY_EXTENSION
 from a2a_grpc.agent.call_context import ServerCallContext
 from a2a_grpc.cards.completion import complete_card
 from a2a_grpc.cards.errors import CardError, CardSignatureError
@@ -18,6 +17,7 @@ from a2a_grpc.cards.loading import load_card
 from a2a_grpc.cards.signing import CardSigner, sign_card
 from a2a_grpc.cards.validation import problems_of
 from a2a_grpc.errors import FieldViolation, InternalError
+from a2a_grpc.extensions import RETRY_EXTENSION
 
 logger = logging.getLogger(__name__)
 

@@ -48,7 +48,7 @@ class A2AClient:
         retry: how often and how late something is tried again.
         interceptors: wrap the calls, the first one outermost.
         card_keys: with them, every card that is read must have a signature which they verify; as
-            for `a2a_grpc.cards.verify_card`.
+            for `a2a_grpc.verify_card`.
         keepalive: seconds of silence after which a connection with open calls is probed; 0 for
             never. Many servers hang up on clients that ask more often than every 300; those of
             a2a-grpc allow 10.

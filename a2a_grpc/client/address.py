@@ -14,10 +14,12 @@ BINDING = "GRPC"
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Attributes:
-    target: host:port.
-    secure: whether the scheme asks for TLS; None where there is none.
-    tenant: the agent behind this address; "" for the only one.
+    """Where calls go.
+
+    Attributes:
+        target: host:port.
+        secure: whether the scheme asks for TLS; None where there is none.
+        tenant: the agent behind this address; "" for the only one.
     """
 
     target: str

@@ -135,7 +135,7 @@ class Connection:
 
     def was_never_sent(self, failure: grpc.aio.AioRpcError) -> bool:
         """Whether the try provably did not leave this machine."""
-        return was_never_sent(failure, self._channel)
+        return was_never_sent(failure, self._channel, self.address)
 
     async def _metadata_for(self, call: ClientCall, more: Metadata) -> Metadata:
         if self._closed:

@@ -96,15 +96,20 @@ _HTTP_1 = ("Trying to connect an http1.x server", "Expected SETTINGS frame as th
 _HTTP_2 = "Received http2 header with status"  # a proxy's 502 and 503 are UNAVAILABLE
 
 
-def was_never_sent(failure: grpc.aio.AioRpcError, channel: grpc.aio.Channel) -> bool:
+def was_never_sent(failure: grpc.aio.AioRpcError, channel: grpc.aio.Channel, address: str) -> bool:
     """Whether the call provably did not leave this machine.
 
-    gRPC tells by its text alone, which a proxy might have sent, too; but then we are connected.
+    gRPC tells by its text alone, which a proxy might have sent about a server behind it. But then
+    we are connected, unless that is newer than the failure; and the text names another address.
     """
+    details = failure.details() or ""
     return (
         failure.code() is grpc.StatusCode.UNAVAILABLE
-        and (failure.details() or "").startswith(_NOT_CONNECTED)
-        and channel.get_state() is not grpc.ChannelConnectivity.READY
+        and details.startswith(_NOT_CONNECTED)
+        and (
+            channel.get_state() is not grpc.ChannelConnectivity.READY
+            or f" ipv4:{address}: " in details
+        )
     )
 
 

@@ -13,12 +13,7 @@ from a2a_grpc import pb
 from a2a_grpc.client.errors import ClientClosedError
 from a2a_grpc.client.retry import Tries
 from a2a_grpc.errors import A2AError, UnavailableError, UnsupportedOperationError
-
-RETRY_EXTENSION = "urn:a2a-grpc:extensions:retry:v1"
-"""URI of the extension with which a server says that a message sent again runs once."""
-
-RETRY_MARK = "a2a-grpc-retry"
-"""Call metadata that marks a message as sent again."""
+from a2a_grpc.extensions import RETRY_EXTENSION, RETRY_MARK
 
 _MARKED = ((RETRY_MARK, "1"),)
 _DEFAULT_WINDOW = 300.0

@@ -31,7 +31,7 @@ from a2a_grpc.client.retry import RetryPolicy
 from a2a_grpc.client.task_events import TaskEvents
 from a2a_grpc.client.unary_calls import UnaryCalls
 from a2a_grpc.errors import UnsupportedOperationError
-from a2a_grpc.subscription import SEQUENCE_EXTENSION
+from a2a_grpc.extensions import SEQUENCE_EXTENSION
 from a2a_grpc.wire.call import EXTENSIONS_KEY, SUPPORTED_VERSION, VERSION_KEY
 
 

@@ -23,11 +23,8 @@ from a2a_grpc.client.errors import (
 from a2a_grpc.client.repetition import Deduplication, Repetition
 from a2a_grpc.client.retry import RetryPolicy, Tries
 from a2a_grpc.errors import A2AError, UnavailableError
-from a2a_grpc.subscription import SEQUENCE_EXTENSION
+from a2a_grpc.extensions import LAST_SEQUENCE, SEQUENCE_EXTENSION
 from a2a_grpc.task import INTERRUPTED_STATES, TERMINAL_STATES, trim_history
-
-LAST_SEQUENCE = "last-event-id"
-"""Call metadata with which a stream is taken up again."""
 
 
 class TaskEvents:

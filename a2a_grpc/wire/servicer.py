@@ -33,6 +33,7 @@ _TASK, _MESSAGE = b"\x0a", b"\x12"  # field 1 and field 2 of SendMessageResponse
 
 RequestT = TypeVar("RequestT", bound=Message)
 
+
 class A2AServicer:
     """The eleven RPCs.
 

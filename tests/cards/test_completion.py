@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from a2a_grpc import pb
-from a2a_grpc.admission import RETRY_EXTENSION
 from a2a_grpc.cards.completion import complete_card
-from a2a_grpc.subscription import SEQUENCE_EXTENSION
+from a2a_grpc.extensions import RETRY_EXTENSION, SEQUENCE_EXTENSION
 from tests.cards.values import a_card
 
 

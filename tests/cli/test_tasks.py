@@ -10,7 +10,7 @@ import pytest
 from google.protobuf import json_format
 
 from a2a_grpc import pb
-from a2a_grpc.subscription import SEQUENCE_EXTENSION
+from a2a_grpc.extensions import SEQUENCE_EXTENSION
 from tests.cli.commands import COMMAND, a2a
 from tests.cli.process import environment_of
 from tests.support import (

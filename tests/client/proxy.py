@@ -69,19 +69,22 @@ class Proxy:
         self.connections += 1
         left = self.cuts.pop(0) if self.cuts else None
         host, _, port = self.upstream.rpartition(":")
+        ends = [writer]
+        self._open.add(writer)
+        upward: asyncio.Task[None] | None = None
         try:
             server_reader, server_writer = await asyncio.open_connection(host, int(port))
-        except OSError:
-            writer.transport.abort()
-            return
-        self._open |= {writer, server_writer}
-        upward = asyncio.create_task(self._copy(reader, server_writer))
-        try:
+            ends.append(server_writer)
+            self._open.add(server_writer)
+            upward = asyncio.create_task(self._copy(reader, server_writer))
             await self._answer(server_reader, writer, left)
+        except OSError:
+            pass  # nobody is there
         finally:
-            upward.cancel()
-            await asyncio.gather(upward, return_exceptions=True)
-            for one in (writer, server_writer):
+            if upward is not None:
+                upward.cancel()
+                await asyncio.gather(upward, return_exceptions=True)
+            for one in ends:
                 one.transport.abort()
                 self._open.discard(one)
 

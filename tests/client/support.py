@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from a2a_grpc import A2AClient, A2AError, EventStream, RetryPolicy, pb
-from a2a_grpc.client.repetition import RETRY_EXTENSION
+from a2a_grpc.extensions import RETRY_EXTENSION
 from tests.client.proxy import Proxy
 from tests.support import PATIENCE, Serving, within
 

@@ -17,7 +17,7 @@ from a2a_grpc import (
     UnavailableError,
     pb,
 )
-from a2a_grpc.subscription import SEQUENCE_EXTENSION
+from a2a_grpc.extensions import SEQUENCE_EXTENSION
 from tests.client.support import (
     FAST,
     a_card,

@@ -20,7 +20,7 @@ from a2a_grpc import (
     UnsupportedOperationError,
     pb,
 )
-from a2a_grpc.subscription import SEQUENCE_EXTENSION
+from a2a_grpc.extensions import SEQUENCE_EXTENSION
 from tests.client.support import client_of, eventually, failing, read, read_some, sent
 from tests.support import (
     CANCELED,

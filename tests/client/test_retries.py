@@ -21,12 +21,8 @@ from a2a_grpc import (
     UnavailableError,
     pb,
 )
-from a2a_grpc.admission import RETRY_EXTENSION as SERVER_RETRY_EXTENSION
-from a2a_grpc.admission import RETRY_MARK as SERVER_RETRY_MARK
-from a2a_grpc.client.repetition import RETRY_EXTENSION, RETRY_MARK
 from a2a_grpc.client.retry import Tries
-from a2a_grpc.client.task_events import LAST_SEQUENCE
-from a2a_grpc.service import LAST_SEQUENCE as SERVER_LAST_SEQUENCE
+from a2a_grpc.extensions import RETRY_EXTENSION, RETRY_MARK
 from a2a_grpc.wire.status import abort
 from tests.client.proxy import Proxy
 from tests.client.support import (
@@ -54,12 +50,6 @@ from tests.support import (
     text,
     within,
 )
-
-
-def test_client_and_server_use_the_same_words() -> None:
-    assert RETRY_EXTENSION == SERVER_RETRY_EXTENSION
-    assert RETRY_MARK == SERVER_RETRY_MARK
-    assert LAST_SEQUENCE == SERVER_LAST_SEQUENCE
 
 
 class Counting:
@@ -522,6 +512,21 @@ async def test_the_same_message_sent_twice_on_purpose_is_new_work() -> None:
         one, two = await sent(client, same), await sent(client, same)
         assert one.id != two.id
         assert agent.runs == 2
+
+
+async def test_a_server_that_asks_for_new_connections_loses_and_doubles_nothing() -> None:
+    """GOAWAY between two calls, and under them."""
+    agent = Counting()
+    async with (
+        serving(agent, max_connection_age=0.05) as s,
+        Proxy(s.server.address) as proxy,
+        A2AClient(proxy.address, retry=FAST) as client,
+    ):
+        sends = 0
+        while proxy.connections < 5:
+            assert (await sent(client, "hello")).status.state == COMPLETED
+            sends += 1
+        assert agent.runs == sends
 
 
 async def test_a_call_that_is_cancelled_while_it_waits_for_its_next_try_ends() -> None:

@@ -19,6 +19,8 @@ from a2a_grpc import (
     pb,
 )
 from a2a_grpc.storage.sql import SqlStorage
+from a2a_grpc.subscription import Streamed
+from a2a_grpc.wire.status import abort
 from tests.client.proxy import Proxy
 from tests.client.support import (
     FAST,
@@ -221,6 +223,38 @@ async def test_a_second_turn_whose_first_connections_are_lost_is_delivered_once(
         seen += await read(second)
         assert fold(seen) == ("COMPLETED", {"a": "0,1,"})
         assert agent.runs == 2
+
+
+def stamped(state: Any, sequence: int) -> bytes:
+    event = pb.StreamResponse(task=a_task(state, id="t"))
+    return Streamed(sequence, event.SerializeToString()).stamped()
+
+
+@pytest.mark.parametrize("later", [5, 7])
+async def test_only_the_server_knows_whether_a_task_that_waits_waits_for_this_message(
+    later: int,
+) -> None:
+    """Sent again, and cut off after a Task in INPUT_REQUIRED: was it before the turn, or after?"""
+    tries = 0
+
+    async def respond(method: str, request: bytes, context: Any) -> Any:
+        nonlocal tries
+        tries += 1
+        if tries == 2:
+            yield stamped(INPUT_REQUIRED, 5)
+        if tries < 3:
+            await abort(context, UnavailableError())
+        yield stamped(INPUT_REQUIRED, later)
+
+    async with (
+        scripted(respond, streaming=True) as (server, address),
+        A2AClient(a_card(address), retry=FAST) as client,
+    ):
+        stream = client.stream("more", task_id="t")
+        seen = [(stream.sequence, stream.is_reset) async for _ in stream]
+        assert seen == ([(5, False)] if later == 5 else [(5, False), (7, True)])
+        assert [method for method, _ in server.calls] == ["SendStreamingMessage"] * 3
+        assert [metadata.get("a2a-grpc-retry") for _, metadata in server.calls] == [None, "1", "1"]
 
 
 async def test_many_cuts_at_any_byte_lose_and_double_nothing(serve: Callable[..., Any]) -> None:

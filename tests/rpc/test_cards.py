@@ -10,12 +10,12 @@ import pytest
 from google.protobuf import json_format
 
 from a2a_grpc import pb
-from a2a_grpc.admission import RETRY_EXTENSION
 from a2a_grpc.agent.call_context import Principal, ServerCallContext
 from a2a_grpc.cards.errors import CardError
 from a2a_grpc.cards.signing import CardSigner, sign_card
 from a2a_grpc.cards.verification import verify_card
 from a2a_grpc.errors import PermissionDeniedError
+from a2a_grpc.extensions import RETRY_EXTENSION
 from tests.cards.values import a_card, a_skill, pair
 from tests.support import Client, Gated, a_server, assert_error, echo, refused, serving, within
 

@@ -11,7 +11,7 @@ import pytest
 
 from a2a_grpc import pb
 from a2a_grpc.bus.base import TaskChannel
-from a2a_grpc.subscription import SEQUENCE_EXTENSION
+from a2a_grpc.extensions import SEQUENCE_EXTENSION
 from tests.support import (
     AUTH_REQUIRED,
     COMPLETED,

@@ -12,9 +12,10 @@ import pytest
 
 from a2a_grpc import pb
 from a2a_grpc.bus.base import TaskChannel
+from a2a_grpc.extensions import SEQUENCE_EXTENSION
 from a2a_grpc.storage.base import AnyStorage, LogTruncatedError
 from a2a_grpc.storage.sql import SqlStorage
-from a2a_grpc.subscription import SEQUENCE_EXTENSION, Subscription
+from a2a_grpc.subscription import Subscription
 from tests.support import (
     CHANNEL_OPTIONS,
     COMPLETED,
