@@ -232,7 +232,7 @@ def test_type_checkers_know_the_type_of_a_dependency(tmp_path: Path) -> None:
     errors = [line.partition("error: ")[2] for line in done.stdout.splitlines() if "error" in line]
     assert errors[:2] == [
         '"Database" has no attribute "nothing"  [attr-defined]',
-        'Property "task_id" defined in "TaskContext" is read-only  [misc]',
+        'Property "task_id" defined in "TaskInput" is read-only  [misc]',
     ], done.stdout + done.stderr
     assert len(errors) == 3  # and mypy's own sum
     assert errors[2] == "" or "Found 2 errors" in done.stdout
