@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -82,7 +83,28 @@ def commands(context: click.Context) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line, that of the process unless one is given; ends the process."""
-    sys.exit(_run(arguments))
+    _open_closed_streams()
+    code = _run(arguments)
+    try:
+        sys.stdout.flush()
+    except OSError:
+        # That was said; Python would try once more at the end, and say it in its own way.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = code or 1
+    sys.exit(code)
+
+
+def _open_closed_streams() -> None:
+    """Make what the shell has closed (`>&-`) read as empty, and written to as nothing.
+
+    Its number would go to the next file or socket that is opened, and whatever is written to the
+    stream by its number, as gRPC does, would end up there.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            number = os.open(os.devnull, os.O_RDWR)  # the lowest that is free: its own
+            opened = open(number, mode, encoding="utf-8", closefd=False)  # noqa: SIM115
+            setattr(sys, name, opened)
 
 
 def _run(arguments: Sequence[str] | None) -> Any:
@@ -94,6 +116,9 @@ def _run(arguments: Sequence[str] | None) -> Any:
         return error.exit_code
     except click.Abort:
         return 130
+    except OSError as error:  # a command says itself what went wrong: this is the help, or the like
+        click.echo(f"error: can't write: {error.strerror or error}", err=True)
+        return 1
 
 
 def _as_json(error: click.ClickException) -> bool:

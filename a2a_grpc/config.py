@@ -5,8 +5,8 @@ The environment is read by the command line only; everything else gets values.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +57,8 @@ class ServerSettings:
     max_connection_age: float = 1800.0
 
     def __post_init__(self) -> None:
+        for field in fields(self):
+            _check_number(field.name, getattr(self, field.name), field.default)
         credentials = {"authorization", "cookie", "proxy-authorization", "x-api-key"}
         if leaked := credentials.intersection(key.lower() for key in self.operation_metadata):
             raise ValueError(
@@ -64,5 +66,17 @@ class ServerSettings:
             )
         if self.deduplicate not in ("marked", "always", "never"):
             raise ValueError(f"deduplicate is {self.deduplicate!r}; use marked, always or never")
-        if not 0 <= self.port <= 65535:
+        if self.port > 65535:
             raise ValueError(f"port is {self.port}; use 0 to 65535")
+
+
+def _check_number(name: str, value: Any, default: Any) -> None:
+    """Raises TypeError and ValueError for a setting that is no number and has to be one."""
+    if isinstance(default, bool) or not isinstance(default, int | float):
+        return
+    wanted = "a whole number" if isinstance(default, int) else "a number"
+    numbers = (int,) if isinstance(default, int) else (int, float)
+    if isinstance(value, bool) or not isinstance(value, numbers):
+        raise TypeError(f"{name} is {value!r}; use {wanted}")
+    if not value >= 0:  # which NaN is not either
+        raise ValueError(f"{name} is {value!r}; use 0 or more")

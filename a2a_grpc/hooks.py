@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, fields
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from a2a_grpc import pb
 from a2a_grpc.bus.base import Committed
@@ -59,7 +60,7 @@ class LifecycleHooks:
     def __post_init__(self) -> None:
         for one in fields(self):
             hook = getattr(self, one.name)
-            if hook is not None and not callable(hook):
+            if hook is not None and not _is_async(hook):
                 raise TypeError(f"{one.name} must be an async function, not {hook!r}")
 
     def of(self, state: int) -> tuple[Hook, ...]:
@@ -72,6 +73,11 @@ class LifecycleHooks:
         elif state == pb.TaskState.TASK_STATE_WORKING:
             specific = self.on_working
         return tuple(hook for hook in (self.on_state_change, specific) if hook is not None)
+
+
+def _is_async(hook: Any) -> bool:
+    called = getattr(hook, "__call__", None)  # noqa: B004  of an object, its method
+    return inspect.iscoroutinefunction(hook) or inspect.iscoroutinefunction(called)
 
 
 class HookRunner:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
@@ -56,6 +57,10 @@ def checked(middleware: Sequence[Middleware]) -> tuple[Middleware, ...]:
             )
         if not isinstance(one, Middleware):
             raise TypeError(f"{one!r} is no middleware: subclass a2a_grpc.Middleware")
+        for method in (one.before, one.after):
+            if not inspect.iscoroutinefunction(method):
+                name = f"{type(one).__name__}.{method.__name__}"
+                raise TypeError(f"{name} is not async; make it `async def`")
     return tuple(middleware)
 
 

@@ -28,14 +28,14 @@ from a2a_grpc.broker.base import Broker, TaskSendParams
 from a2a_grpc.broker.memory import InMemoryBroker
 from a2a_grpc.bus.base import Committed, EventBus
 from a2a_grpc.bus.memory import InMemoryBus
-from a2a_grpc.cards.publishing import CardPublisher, CardSource, ExtendedCard
+from a2a_grpc.cards.publishing import CardPublisher, CardSource, ExtendedCard, PublishedCards
 from a2a_grpc.cards.signing import CardSigner
 from a2a_grpc.config import ServerSettings
 from a2a_grpc.errors import InvalidParamsError, ResourceExhaustedError
 from a2a_grpc.hooks import HookRunner, LifecycleHooks
 from a2a_grpc.middleware import Middleware, checked
 from a2a_grpc.push.delivery import PushDelivery, PushSettings
-from a2a_grpc.service import A2AService, AgentCards
+from a2a_grpc.service import A2AService
 from a2a_grpc.storage.base import AnyStorage, Operation
 from a2a_grpc.storage.memory import InMemoryStorage
 from a2a_grpc.transient import TransientContexts
@@ -107,8 +107,20 @@ class A2AServer:
     ) -> None:
         if (agent is None) == (agents is None):
             raise TypeError("A2AServer takes either an agent or agents={tenant: agent}")
-        if agents is not None and not agents:
-            raise TypeError("agents={} names no agent; give at least one, by tenant")
+        if agents is not None and not (isinstance(agents, Mapping) and agents):
+            raise TypeError(f"agents={agents!r} names no agent; give a dict of them, by tenant")
+        for name, value, wanted in (
+            ("settings", settings, ServerSettings),
+            ("hooks", hooks, LifecycleHooks),
+            ("card_signer", card_signer, CardSigner),
+        ):
+            if value is not None and not isinstance(value, wanted):
+                raise TypeError(f"{name} is a {type(value).__name__}; give {wanted.__name__}(...)")
+        if authenticator is not None and not callable(getattr(authenticator, "authenticate", None)):
+            raise TypeError(
+                f"{authenticator!r} is no authenticator: give an object with `async "
+                "authenticate(call)`, which returns a Principal"
+            )
         self._executors: dict[str | None, AgentExecutor] = (
             {None: as_executor(agent)}
             if agents is None
@@ -123,8 +135,7 @@ class A2AServer:
         self._limits = limits or ValidationLimits()
         self._bus = bus
         self._stack = AsyncExitStack()
-        self._cards: dict[str | None, AgentCards] = {}
-        self._card_data: dict[str | None, bytes] = {}
+        self._cards: dict[str | None, PublishedCards] = {}
         self._gate: Gate | None = None
         self._health: health.aio.HealthServicer | None = None
         self._registry: ActiveTaskRegistry | None = None
@@ -152,17 +163,19 @@ class A2AServer:
     def _executor_for(self, tenant: str) -> AgentExecutor:
         return self._of_tenant(self._executors, tenant)
 
-    def _cards_for(self, tenant: str) -> AgentCards:
+    def _cards_for(self, tenant: str) -> PublishedCards:
         return self._of_tenant(self._cards, tenant)
-
-    def _card_data_for(self, tenant: str) -> bytes:
-        return self._of_tenant(self._card_data, tenant)
 
     @staticmethod
     def _of_tenant(known: Mapping[str | None, T], tenant: str) -> T:
         found = known.get(None if None in known else tenant)
         if found is None:
-            raise InvalidParamsError.field("tenant", "names no agent of this server")
+            problem = (
+                f"is {tenant!r}, and no agent of this server is called that"
+                if tenant
+                else "is missing: this server has several agents, each with a tenant"
+            )
+            raise InvalidParamsError.field("tenant", problem)
         return found
 
     def _card_publisher(self) -> CardPublisher:
@@ -262,12 +275,17 @@ class A2AServer:
         self._gate, self._health, self._registry = gate, health_servicer, registry
         server = self._grpc_server(
             A2AServicer(service, gate, self._limits, self._middleware),
-            DiscoveryServicer(self._card_data_for, gate, self._limits),
+            DiscoveryServicer(lambda tenant: self._cards_for(tenant).data, gate, self._limits),
             health_servicer,
         )
-        for tenant, cards in publisher.publish(self.address).items():
-            self._cards[tenant] = AgentCards(cards.public, cards.extended)
-            self._card_data[tenant] = cards.data
+        self._cards = publisher.publish(self.address)
+        for cards in self._cards.values():
+            if cards.public.security_schemes and self._authenticator is None:
+                logger.warning(
+                    "the card of %s declares security schemes, and the server has no authenticator:"
+                    " it takes every call, unless something in front of it checks credentials",
+                    cards.public.name,
+                )
 
         # Left in this order: refuse, let turns end, end what is open, close the port.
         stack.push_async_callback(server.stop, 1.0)

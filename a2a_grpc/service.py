@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable
 
 from a2a_grpc import pb
 from a2a_grpc.admission import Admission, ServiceSettings, require_push, scope_of
@@ -18,6 +17,7 @@ from a2a_grpc.agent.request_context import RequestContextBuilder
 from a2a_grpc.broker.base import Broker, TaskIdParams
 from a2a_grpc.bus.base import Committed, EventBus, OnCommit, ignore_commit
 from a2a_grpc.cancellation import cancel_idle_task
+from a2a_grpc.cards.publishing import PublishedCards
 from a2a_grpc.errors import (
     ExtendedAgentCardNotConfiguredError,
     InvalidParamsError,
@@ -44,14 +44,6 @@ from a2a_grpc.transient import TransientContexts
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class AgentCards:
-    """The cards of one agent; `extended` may depend on the call."""
-
-    public: pb.AgentCard
-    extended: Callable[[ServerCallContext], Awaitable[pb.AgentCard]] | None = None
-
-
 class A2AService:
     """All operations of A2AService.
 
@@ -72,7 +64,7 @@ class A2AService:
         broker: Broker,
         bus: EventBus,
         builder: RequestContextBuilder,
-        cards_for: Callable[[str], AgentCards],
+        cards_for: Callable[[str], PublishedCards],
         on_commit: OnCommit = ignore_commit,
         transient: TransientContexts | None = None,
         on_push_config: Callable[[str], None] = lambda _: None,

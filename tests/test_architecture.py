@@ -47,7 +47,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "admission": {"agent", "storage", "broker", "bus", "push", "telemetry", "transient"},
     "service": {
         *("admission", "cancellation", "agent", "storage", "broker", "bus", "subscription", "push"),
-        *("telemetry", "transient"),
+        *("telemetry", "transient", "cards"),
     },
     # The call that an extended card is made for, and which extensions there are.
     "cards": {"agent"},

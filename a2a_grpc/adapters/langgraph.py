@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import inspect
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
@@ -25,6 +24,7 @@ from pydantic_core import to_jsonable_python
 
 from a2a_grpc.adapters.answer import Answer
 from a2a_grpc.adapters.files import CheckedFile, checked
+from a2a_grpc.adapters.given import of_turn
 from a2a_grpc.adapters.kept import (
     ContextKeeper,
     HistoryLimit,
@@ -96,7 +96,7 @@ class LangGraphWorker(Worker):
             resumption = await self._resumption(ctx, config, kept.get("asked"))
             given = resumption or await self._given(ctx, base)
             answer = Answer(ctx)
-            values = await self._run(given, config, await self._run_context(ctx), answer)
+            values = await self._run(given, config, await of_turn(self._context, ctx), answer)
             resumed = resumption is not None
             if interrupts := await self._interrupts(values, config, resumed=resumed):
                 await self._ask(ctx, interrupts[0])
@@ -147,12 +147,7 @@ class LangGraphWorker(Worker):
     async def _given(self, ctx: TaskContext, base: list[Any]) -> Any:
         if self._input is None:
             return {"messages": [*messages_from_dict(base), HumanMessage(_content(ctx))]}
-        made = self._input(ctx)
-        return await made if inspect.isawaitable(made) else made
-
-    async def _run_context(self, ctx: TaskContext) -> Any:
-        made = self._context(ctx) if callable(self._context) else self._context
-        return await made if inspect.isawaitable(made) else made
+        return await of_turn(self._input, ctx)
 
     # Interrupts.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import AsyncIterable, Awaitable, Callable, Sequence
 from types import UnionType
@@ -31,6 +30,7 @@ from pydantic_ai.agent import AbstractAgent, AgentRunResult
 from a2a_grpc.adapters.answer import Answer
 from a2a_grpc.adapters.deferred_tools import ask, questions, results
 from a2a_grpc.adapters.files import checked
+from a2a_grpc.adapters.given import of_turn
 from a2a_grpc.adapters.kept import (
     ContextKeeper,
     HistoryLimit,
@@ -97,7 +97,7 @@ class PydanticAIWorker(Worker):
             prompt,
             message_history=ModelMessagesTypeAdapter.validate_python([*base, *before]),
             deferred_tool_results=answers,
-            deps=await _resolved(self._deps, ctx),
+            deps=await of_turn(self._deps, ctx),
             usage_limits=self._usage_limits,
             event_stream_handler=self._writer(answer) if self._stream else None,
             infer_name=False,
@@ -169,11 +169,6 @@ def _file(info: FileInfo) -> UserContent:
     if file.content is not None:
         return BinaryContent(file.content, media_type=file.media_type)
     return _URLS.get(file.family, DocumentUrl)(url=file.url, media_type=file.media_type)
-
-
-async def _resolved(deps: Any, ctx: TaskContext) -> Any:
-    made = deps(ctx) if callable(deps) else deps
-    return await made if inspect.isawaitable(made) else made
 
 
 def _has_text(output_type: Any) -> bool:

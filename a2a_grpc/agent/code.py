@@ -1,12 +1,39 @@
-"""What a class's code mentions: found by reading its byte code, never by running it."""
+"""What can be told of an agent's code without running it."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partialmethod
 from types import CodeType, FunctionType
 from typing import Any
+
+
+def check_parameter(function: Callable[..., Any], type_name: str, name: str) -> None:
+    """Raises TypeError, with the remedy, if the function can't be called with such a value alone.
+
+    One whose parameter is annotated as the context of another form of agent can't either.
+    """
+    try:
+        # What a decorator adds or takes away shows in its own signature only.
+        signature = inspect.signature(function, follow_wrapped=False)
+    except (TypeError, ValueError):
+        return
+    called = getattr(function, "__name__", "it")
+    try:
+        signature.bind(None)
+    except TypeError as error:
+        raise TypeError(
+            f"{called} can't be called with a {type_name} ({error}): give {called} one parameter, "
+            f"the {name}"
+        ) from error
+    for parameter in list(signature.parameters.values())[:1]:
+        annotated = getattr(parameter.annotation, "__name__", parameter.annotation)
+        if annotated in ("TaskContext", "RequestContext") and annotated != type_name:
+            raise TypeError(
+                f"{called} gets a {type_name} here, not a {annotated}: a TaskContext goes with the "
+                "method handle of a Worker, a RequestContext with a function"
+            )
 
 
 def mentions(cls: type, name: str, *, below: type) -> bool:

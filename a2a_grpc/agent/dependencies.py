@@ -31,7 +31,13 @@ class Dependency(Generic[T]):
 
     async def open(self, stack: AsyncExitStack) -> T:
         """Open it; the stack closes it."""
-        return await stack.enter_async_context(self._factory())
+        made = self._factory()
+        if not hasattr(made, "__aenter__"):
+            raise TypeError(
+                f"its factory returned {type(made).__name__}, which is no async context manager; "
+                "if it is a function that yields, decorate it with contextlib.asynccontextmanager"
+            )
+        return await stack.enter_async_context(made)
 
 
 class Dependencies(Mapping[Any, Any]):
@@ -67,11 +73,8 @@ class MissingDependencyError(KeyError):
     """There is no such dependency."""
 
     def __str__(self) -> str:
-        key = self.args[0]
-        name, shown = (
-            (key.__qualname__, key.__qualname__) if isinstance(key, type) else (key, repr(key))
-        )
-        return f"there is no dependency {name}; give it to A2AServer(deps={{{shown}: ...}})"
+        shown = _shown(self.args[0])
+        return f"there is no dependency {shown}; give it to A2AServer(deps={{{shown}: ...}})"
 
 
 NO_DEPENDENCIES = Dependencies()
@@ -83,6 +86,8 @@ def check_dependencies(deps: Mapping[Any, Any]) -> Mapping[Any, Any]:
     Raises TypeError for a key that is neither a type nor a name, and for a class in place of its
     object.
     """
+    if not isinstance(deps, Mapping):
+        raise TypeError(f"deps is a {type(deps).__name__}; give a dict, by type or name")
     for key, value in deps.items():
         if not isinstance(key, type | str):
             raise TypeError(f"deps has the key {key!r}; use a type or a name")
@@ -95,8 +100,22 @@ def check_dependencies(deps: Mapping[Any, Any]) -> Mapping[Any, Any]:
 
 
 async def open_dependencies(deps: Mapping[Any, Any], stack: AsyncExitStack) -> Dependencies:
-    """Open each `Dependency`, in order; the stack closes them in the reverse order."""
+    """Open each `Dependency`, in order; the stack closes them in the reverse order.
+
+    What one raises gets a note that names it.
+    """
     opened: dict[Any, Any] = {}
     for key, value in deps.items():
-        opened[key] = await value.open(stack) if isinstance(value, Dependency) else value
+        if not isinstance(value, Dependency):
+            opened[key] = value
+            continue
+        try:
+            opened[key] = await value.open(stack)
+        except Exception as error:
+            error.add_note(f"while the dependency {_shown(key)} was opened")
+            raise
     return Dependencies(opened)
+
+
+def _shown(key: Any) -> str:
+    return key.__qualname__ if isinstance(key, type) else repr(key)

@@ -12,6 +12,7 @@ from contextlib import aclosing
 from typing import Any, cast
 
 from a2a_grpc import pb
+from a2a_grpc.agent.code import check_parameter
 from a2a_grpc.agent.executor import AgentExecutor, EventQueue, OnInterruption
 from a2a_grpc.agent.request_context import RequestContext
 from a2a_grpc.agent.task_context import FINAL_ARTIFACT, STREAMED_ARTIFACT
@@ -120,29 +121,14 @@ def as_executor(agent: Any) -> AgentExecutor:
             raise TypeError(
                 f"on_interruption of {agent!r} is {on_interruption!r}; use 'fail' or 'restart'"
             )
-        _check_parameter(function)
+        check_parameter(function, "RequestContext", "context")
         return FunctionExecutor(function, on_interruption)
+    if isinstance(agent, pb.AgentCard):
+        raise TypeError("an AgentCard is not an agent; give it to A2AServer(agent, card=...)")
     raise TypeError(
         f"{agent!r} is not an agent: give a Worker, an AgentExecutor, an async function of a "
         "RequestContext, an async generator, or an object with such a method run"
     )
-
-
-def _check_parameter(function: Callable[..., Any]) -> None:
-    """Raises TypeError if the function can't be called with a RequestContext alone."""
-    try:
-        # What a decorator adds or takes away shows in its own signature only.
-        signature = inspect.signature(function, follow_wrapped=False)
-    except (TypeError, ValueError):
-        return
-    try:
-        signature.bind(None)
-    except TypeError as error:
-        name = getattr(function, "__name__", "it")
-        raise TypeError(
-            f"{name} can't be called with a RequestContext ({error}): give {name} one parameter, "
-            "the context"
-        ) from error
 
 
 def _made(cls: type) -> Any:

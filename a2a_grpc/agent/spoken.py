@@ -14,7 +14,11 @@ from a2a_grpc.agent.values import to_value
 def valid_text(call: str, argument: str, value: Any) -> str:
     """The text; raises TypeError if it is none, ValueError if UTF-8 can't hold it."""
     if not isinstance(value, str):
-        raise TypeError(f"{call}({argument}) must be a str, not {type(value).__name__}")
+        hint = "; complete_json() and emit_data_artifact() take JSON values"
+        raise TypeError(
+            f"{call}({argument}) must be a str, not {type(value).__name__}"
+            + (hint if isinstance(value, dict | list) else "")
+        )
     try:
         value.encode()
     except UnicodeEncodeError as error:

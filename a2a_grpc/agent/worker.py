@@ -10,7 +10,7 @@ from collections.abc import Awaitable
 from typing import ClassVar
 
 from a2a_grpc import pb
-from a2a_grpc.agent.code import mentions
+from a2a_grpc.agent.code import check_parameter, mentions
 from a2a_grpc.agent.executor import AgentExecutor, EventQueue, OnInterruption
 from a2a_grpc.agent.request_context import RequestContext
 from a2a_grpc.agent.spoken import text_part
@@ -75,6 +75,7 @@ class WorkerExecutor(AgentExecutor):
                 f"{type(worker).__name__}.handle() is a generator; take out the yield, and stream "
                 "with ctx.emit_text_artifact()"
             )
+        check_parameter(worker.handle, "TaskContext", "ctx")
         self._worker = worker
         self.name = type(worker).__name__
         self.on_interruption = worker.on_interruption  # type: ignore[misc]  # of this worker
@@ -91,18 +92,19 @@ class WorkerExecutor(AgentExecutor):
             if events.continues:
                 await events.start()
             if events.continues or self._replies_directly:
-                await self._handled(ctx)
+                result = await self._handled(ctx)
             else:
-                await self._announced(ctx, events)
+                result = await self._announced(ctx, events)
         finally:
             events.over = True  # for what the agent has left behind
         if not (ctx.turn_ended or ctx.is_cancelled):
+            returned = "" if result is None else f" {type(result).__name__}, which nobody gets,"
             raise RuntimeError(
-                f"{self.name}.handle() returned without ending the turn: it has to call one of "
-                + ", ".join(f"{name}()" for name in LIFECYCLE_METHODS)
+                f"{self.name}.handle() returned{returned} without ending the turn: it has to await "
+                "one of " + ", ".join(f"{name}()" for name in LIFECYCLE_METHODS)
             )
 
-    def _handled(self, ctx: TaskContext) -> Awaitable[None]:
+    def _handled(self, ctx: TaskContext) -> Awaitable[object]:
         running = self._worker.handle(ctx)
         if not inspect.isawaitable(running):
             raise TypeError(
@@ -111,7 +113,7 @@ class WorkerExecutor(AgentExecutor):
             )
         return running
 
-    async def _announced(self, ctx: TaskContext, events: TurnEvents) -> None:
+    async def _announced(self, ctx: TaskContext, events: TurnEvents) -> object:
         """Run `handle`; if it says nothing for a moment, callers get a task to follow."""
         announcement: asyncio.Task[None] | None = None
 
@@ -122,7 +124,7 @@ class WorkerExecutor(AgentExecutor):
 
         timer = asyncio.get_running_loop().call_later(PROMPT, announce)
         try:
-            await self._handled(ctx)
+            return await self._handled(ctx)
         finally:
             timer.cancel()
             if announcement is not None:

@@ -85,8 +85,23 @@ def _parse_json(text: str, source: str) -> Any:
 def _parse_yaml(text: str, source: str) -> Any:
     import yaml
 
+    class UniqueKeysLoader(yaml.SafeLoader):
+        """Refuses what YAML forbids and PyYAML takes: the same key twice."""
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            seen: set[str] = set()
+            for key, _ in node.value:
+                if not isinstance(key, yaml.ScalarNode):
+                    continue
+                if key.value in seen:
+                    raise yaml.constructor.ConstructorError(
+                        None, None, f"{key.value} is given twice; remove one", key.start_mark
+                    )
+                seen.add(key.value)
+            return super().construct_mapping(node, deep)
+
     try:
-        return yaml.safe_load(text)
+        return yaml.load(text, UniqueKeysLoader)
     except yaml.YAMLError as error:
         where = getattr(error, "problem_mark", None)
         at = f" at line {where.line + 1} column {where.column + 1}" if where else ""

@@ -49,7 +49,8 @@ class CardSigner:
                 key = Path(key).read_bytes()
             except OSError as error:
                 raise CardSignatureError(
-                    f"{source}: can't be read: {(error.strerror or str(error)).lower()}"
+                    f"{source}: can't be read: {(error.strerror or str(error)).lower()}; name a "
+                    "PEM file with a private key"
                 ) from error
         self._key, allowed = private_key(key, source)
         if algorithm is not None and algorithm not in allowed:

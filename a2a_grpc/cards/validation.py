@@ -62,6 +62,7 @@ def problems_of(card: pb.AgentCard) -> Problems:
     yield from _security(card)
     if card.HasField("provider"):
         yield from _absolute(card.provider.url, "provider.url")
+    yield from _absolute(card.documentation_url, "documentation_url")
 
 
 def _missing(message: Message, path: str) -> Problems:

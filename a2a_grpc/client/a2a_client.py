@@ -19,6 +19,7 @@ from a2a_grpc.client.event_stream import EventStream
 from a2a_grpc.client.retry import RetryPolicy
 from a2a_grpc.client.session import Session, listed
 from a2a_grpc.client.tls import ClientTLS
+from a2a_grpc.errors import InvalidAgentResponseError
 
 if TYPE_CHECKING:
     from a2a_grpc.cards.verification import CardKeys
@@ -163,9 +164,10 @@ class A2AClient:
         )
         request.configuration.return_immediately = return_immediately
         response: Any = await self._session.unary("SendMessage", request, timeout, extensions)
-        answer: pb.Task | pb.Message = (
-            response.task if response.HasField("task") else response.message
-        )
+        kind = response.WhichOneof("payload")
+        if kind is None:
+            raise InvalidAgentResponseError("SendMessage: the answer has no Task and no Message")
+        answer: pb.Task | pb.Message = getattr(response, kind)
         return answer
 
     def stream(

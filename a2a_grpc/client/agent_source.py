@@ -27,7 +27,8 @@ class AgentSource:
     def __init__(
         self, agent: Any, *, tls: ClientTLS | bool | None, card_keys: CardKeys | None
     ) -> None:
-        self._tls = tls
+        # Files are read now, so that what can't be read is told at once, and no open() blocks.
+        self._tls = tls.loaded() if isinstance(tls, ClientTLS) else tls
         self._card_keys = card_keys
         self._card_url = ""
         self.card: pb.AgentCard | None = None
@@ -47,8 +48,6 @@ class AgentSource:
             secure = self.address.secure
             if secure is not None and tls is not None and bool(tls) is not secure:
                 raise ValueError(f"tls={tls!r} contradicts the scheme of {agent!r}")
-        if isinstance(tls, ClientTLS):
-            tls.credentials()  # what can't be read is told at once
 
     async def resolve(self, timeout: float | None) -> Address:
         """The address; fetches the card if it has to. Raises UnavailableError beside the others."""
@@ -58,7 +57,7 @@ class AgentSource:
         return self.address
 
     def security(self) -> ClientTLS | None:
-        """How the server is checked; None for plaintext."""
+        """How the server is checked, with the text of every file; None for plaintext."""
         if isinstance(self._tls, ClientTLS):
             return self._tls
         secure = self._tls if self._tls is not None else self.address and self.address.secure

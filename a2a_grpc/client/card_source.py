@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 from google.protobuf import json_format
@@ -19,7 +20,7 @@ MAX_BYTES = 1024 * 1024
 """Of a card."""
 MAX_REDIRECTS = 5
 TIMEOUT = 10.0
-"""Seconds for each step of fetching a card, where the client has no timeout of its own."""
+"""Seconds for fetching a card, where the client has no timeout of its own."""
 
 
 def card_url(text: str) -> str:
@@ -43,18 +44,22 @@ def card_url(text: str) -> str:
 async def fetch_card(url: str, *, timeout: float | None) -> pb.AgentCard:
     """The card at this URL.
 
-    Raises UnavailableError if the site can't be reached, AgentCardError for anything that is no
-    card.
+    Args:
+        timeout: seconds for all of it; None for `TIMEOUT`.
+
+    Raises UnavailableError if the site can't be reached in time, AgentCardError for anything that
+    is no card.
     """
     import httpx
 
     if url.lower().startswith("http://") and not Address(_authority(url), None).is_loopback:
         logger.warning("the card at %s is fetched in plaintext; https is safer", url)
-    limit = httpx.Timeout(TIMEOUT if timeout is None else timeout)
+    limit = TIMEOUT if timeout is None else timeout
     try:
         async with (
+            asyncio.timeout(limit),
             httpx.AsyncClient(
-                timeout=limit, follow_redirects=True, max_redirects=MAX_REDIRECTS
+                timeout=None, follow_redirects=True, max_redirects=MAX_REDIRECTS
             ) as client,
             client.stream("GET", url, headers={"accept": "application/a2a+json, */*"}) as response,
         ):
@@ -74,6 +79,12 @@ async def fetch_card(url: str, *, timeout: float | None) -> pb.AgentCard:
             kind = response.headers.get("content-type", "no content type")
     except httpx.TooManyRedirects as error:
         raise AgentCardError(f"the card at {url} redirects too often: {error}") from error
+    except httpx.DecodingError as error:
+        raise AgentCardError(f"the card at {url} can't be decoded: {error}") from error
+    except TimeoutError as error:
+        raise UnavailableError(
+            f"the card at {url} can't be reached: it did not come within {limit:g} seconds"
+        ) from error
     except httpx.TransportError as error:
         said = str(error) or type(error).__name__
         raise UnavailableError(f"the card at {url} can't be reached: {said}") from error

@@ -11,6 +11,7 @@ import logging
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeAlias
+from weakref import WeakSet
 
 import grpc
 from google.protobuf.message import Message
@@ -20,7 +21,7 @@ from a2a_grpc.client.address import Address
 from a2a_grpc.client.call import ClientCall
 from a2a_grpc.client.errors import ClientClosedError, error_of, was_never_sent
 from a2a_grpc.client.tls import ClientTLS
-from a2a_grpc.errors import A2AError
+from a2a_grpc.errors import A2AError, InvalidAgentResponseError
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +39,8 @@ _OPTIONS: tuple[tuple[str, Any], ...] = (
     # A service config, which DNS may bring, could set up retries of its own. What is left of
     # gRPC's are the transparent ones: calls that no server has begun to handle.
     ("grpc.service_config_disable_resolution", 1),
-    # While a server restarts, connecting is tried as often as calls are.
+    # While a server restarts, connecting is tried about as often as calls are: those in between
+    # fail at once.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 10_000),  # for one try to connect
     ("grpc.max_reconnect_backoff_ms", 2_000),
@@ -49,10 +51,10 @@ _OPTIONS: tuple[tuple[str, Any], ...] = (
 
 
 class Connection:
-    """One channel; an async context manager.
+    """One channel, and the calls on it, until `close`.
 
     Args:
-        tls: None for plaintext.
+        tls: None for plaintext; its files are loaded.
         token: the bearer token, or what returns it, asked for every try.
         metadata: what returns more call metadata, asked for every try.
         keepalive: seconds between pings on a connection with open calls.
@@ -73,7 +75,8 @@ class Connection:
         self._token = token
         self._metadata = metadata
         self._owned = channel is None
-        self._closed = False
+        self._closed = asyncio.Event()
+        self._open: WeakSet[Any] = WeakSet()  # weak: a stream that its reader drops ends
         if token is not None and tls is None and channel is None and not address.is_loopback:
             logger.warning(
                 "the token is sent to %s in plaintext, where anybody on the way can read it; "
@@ -97,23 +100,40 @@ class Connection:
         self._discovery: Any = pb.DiscoveryStub(channel)
 
     async def close(self) -> None:
-        """Start no more tries, and end those that are open on a channel of our own."""
-        self._closed = True
+        """Start no more tries, and end those that are open or wait for their turn."""
+        self._closed.set()
+        for rpc in list(self._open):
+            rpc.cancel()
         if self._owned:
             await self._channel.close()
 
+    async def sleep(self, seconds: float) -> None:
+        """Wait so long; raises ClientClosedError as soon as the client is closed."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._closed.wait()
+        except TimeoutError:
+            return
+        raise ClientClosedError()
+
     async def unary(self, call: ClientCall, timeout: float | None, more: Metadata = ()) -> Message:
-        """One try; raises grpc.aio.AioRpcError, and ClientClosedError once the client is closed."""
+        """One try.
+
+        Raises grpc.aio.AioRpcError; ClientClosedError once the client is closed;
+        InvalidAgentResponseError for bytes that are no answer.
+        """
         stub = self._discovery if call.method == "GetAgentCard" else self._agent
         metadata = await self._metadata_for(call, more)
+        rpc = getattr(stub, call.method)(call.request, metadata=metadata, timeout=timeout)
+        self._open.add(rpc)
         try:
-            response: Message = await getattr(stub, call.method)(
-                call.request, metadata=metadata, timeout=timeout
-            )
+            response = await rpc
         except asyncio.CancelledError:
-            raise_unless_cancelled()
+            if not is_cancelled():
+                raise ClientClosedError() from None
             raise
-        return response
+        answer: Message = self.readable(response, call.method)
+        return answer
 
     async def stream(
         self,
@@ -123,9 +143,18 @@ class Connection:
         timeout: float | None,
         more: Metadata,
     ) -> Any:
-        """The call object of one try; what it reads may raise as `unary` does."""
+        """The call object of one try."""
         metadata = await self._metadata_for(call, more)
-        return getattr(self._agent, method)(request, metadata=metadata, timeout=timeout)
+        rpc = getattr(self._agent, method)(request, metadata=metadata, timeout=timeout)
+        self._open.add(rpc)
+        return rpc
+
+    def readable(self, response: Any, method: str) -> Any:
+        """The response; raises InvalidAgentResponseError for None, which is what gRPC makes of
+        bytes that it can't parse."""
+        if response is None:
+            raise InvalidAgentResponseError(f"{method}: what {self.address} sent can't be parsed")
+        return response
 
     def error_of(self, failure: grpc.aio.AioRpcError, method: str) -> A2AError:
         """The error that a failed try stands for."""
@@ -133,15 +162,13 @@ class Connection:
         error.__cause__ = failure
         return error
 
-    def was_never_sent(self, failure: grpc.aio.AioRpcError) -> bool:
-        """Whether the try provably did not leave this machine."""
-        return was_never_sent(failure, self._channel, self.address)
+    def may_have_arrived(self, failure: grpc.aio.AioRpcError) -> bool:
+        """Whether the failed try may have started work, or have found some that is under way."""
+        if failure.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+            return False  # an answer: what it refuses is not under way
+        return not was_never_sent(failure, self._channel)
 
     async def _metadata_for(self, call: ClientCall, more: Metadata) -> Metadata:
-        if self._closed:
-            raise ClientClosedError()
-        if self._token is None and self._metadata is None:
-            return (*call.metadata, *more)
         found = [*call.metadata, *more]
         if self._metadata is not None:
             provided = await self._metadata()
@@ -152,17 +179,15 @@ class Connection:
             if inspect.isawaitable(token):
                 token = await token
             found.append(("authorization", f"Bearer {checked_token(token)}"))
+        if self._closed.is_set():  # perhaps while a function of the program was asked
+            raise ClientClosedError()
         return found
 
 
-def raise_unless_cancelled() -> None:
-    """Called with a CancelledError at hand: raises ClientClosedError if nobody cancelled this task.
-
-    Then it was the channel, which was closed under an open call.
-    """
+def is_cancelled() -> bool:
+    """Whether a CancelledError is meant for this task; else its call was cancelled under it."""
     task = asyncio.current_task()
-    if task is None or not task.cancelling():
-        raise ClientClosedError() from None
+    return task is not None and task.cancelling() > 0
 
 
 def checked_token(token: Any) -> str:

@@ -2,7 +2,8 @@
 
 A2AError
 ├── UnavailableError
-│   └── StreamInterruptedError     a stream broke and could not be taken up again
+│   ├── StreamInterruptedError     a stream broke and could not be taken up again
+│   └── ClientClosedError          the client was closed under an open call
 ├── DeadlineExceededError          also a TimeoutError
 ├── NotAnA2AServerError            whatever answers there, it is no A2A agent over gRPC
 └── AgentCardError                 a card that can't be had or used
@@ -96,21 +97,14 @@ _HTTP_1 = ("Trying to connect an http1.x server", "Expected SETTINGS frame as th
 _HTTP_2 = "Received http2 header with status"  # a proxy's 502 and 503 are UNAVAILABLE
 
 
-def was_never_sent(failure: grpc.aio.AioRpcError, channel: grpc.aio.Channel, address: str) -> bool:
+def was_never_sent(failure: grpc.aio.AioRpcError, channel: grpc.aio.Channel) -> bool:
     """Whether the call provably did not leave this machine.
 
-    gRPC tells by its text alone, which a proxy might have sent about a server behind it. But then
-    we are connected, unless that is newer than the failure; and the text names another address.
+    gRPC tells by its text alone, which a proxy might have sent about a server behind it: but then
+    we are connected.
     """
-    details = failure.details() or ""
-    return (
-        failure.code() is grpc.StatusCode.UNAVAILABLE
-        and details.startswith(_NOT_CONNECTED)
-        and (
-            channel.get_state() is not grpc.ChannelConnectivity.READY
-            or f" ipv4:{address}: " in details
-        )
-    )
+    is_connected = channel.get_state() is grpc.ChannelConnectivity.READY
+    return not is_connected and (failure.details() or "").startswith(_NOT_CONNECTED)
 
 
 def is_connection_loss(failure: grpc.aio.AioRpcError) -> bool:
@@ -120,8 +114,9 @@ def is_connection_loss(failure: grpc.aio.AioRpcError) -> bool:
         return True
     if code is grpc.StatusCode.CANCELLED:
         return True  # by the server's process or a proxy: our own never gets here
-    return code in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN) and (
-        "RST_STREAM" in details or "Stream removed" in details
+    # A proxy that resets the stream (RST_STREAM), or ends it without a status.
+    return (code is grpc.StatusCode.INTERNAL and "RST_STREAM" in details) or (
+        code is grpc.StatusCode.UNKNOWN and "Stream removed" in details
     )
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Self
 
 from a2a_grpc import pb
-from a2a_grpc.client.call import ClientCall, ProceedStream, StreamInterceptor
+from a2a_grpc.client.call import ClientCall, StreamInterceptor
 from a2a_grpc.client.task_events import TaskEvents
 
 
@@ -15,9 +16,9 @@ class EventStream:
     """The events of a task; an async iterator of StreamResponse and an async context manager.
 
     Nothing is sent before the first event is asked for, and no event is read before it is asked
-    for. Leaving the context, or `aclose()`, ends the call; the task goes on. Who gives up waiting
-    for an event (asyncio.timeout around one step) may go on iterating, unless interceptors are in
-    use: the stream is taken up where it was.
+    for. Leaving the context, or `aclose()`, ends the call; the task goes on. One task reads a
+    stream at a time. Who gives up waiting for an event (asyncio.timeout around one step) may go on
+    iterating, unless interceptors are in use: the stream is taken up where it was.
     """
 
     def __init__(
@@ -28,15 +29,20 @@ class EventStream:
     ) -> None:
         self._call = call
         self._open_events = open_events
+        self._interceptors = interceptors
         self._events: TaskEvents | None = None
-        proceed: ProceedStream = self._open
-        for interceptor in reversed(interceptors):
-            proceed = _around(interceptor, proceed)
-        self._proceed = proceed
         self._iterator: AsyncIterator[pb.StreamResponse] | None = None
+        self._intercepted: list[AsyncIterator[pb.StreamResponse]] = []
         self._closed = False
 
-    def _open(self, call: ClientCall) -> AsyncIterator[pb.StreamResponse]:
+    def _proceed(self, call: ClientCall, depth: int = 0) -> AsyncIterator[pb.StreamResponse]:
+        """The events, as the interceptors from `depth` on pass them to the one before."""
+        if depth < len(self._interceptors):
+            found = self._interceptors[depth].intercept_stream(
+                call, lambda call: self._proceed(call, depth + 1)
+            )
+            self._intercepted.append(found)
+            return found
         if self._events is not None:
             self._events.close()  # an interceptor that begins again is done with the first one
         self._events = self._open_events(call)
@@ -83,10 +89,12 @@ class EventStream:
         self._closed = True
         if self._events is not None:
             self._events.close()
-        if self._iterator is not None and self._iterator is not self._events:
-            aclose: Any = getattr(self._iterator, "aclose", None)
-            if aclose is not None:
-                await aclose()
+        # The outermost first. One that is running learns of the end from what it reads.
+        async with AsyncExitStack() as stack:
+            for iterator in reversed(self._intercepted):
+                aclose: Any = getattr(iterator, "aclose", None)
+                if aclose is not None and not getattr(iterator, "ag_running", False):
+                    stack.push_async_callback(aclose)
 
     async def __aenter__(self) -> Self:
         return self
@@ -102,7 +110,3 @@ class EventStream:
 
 async def _ended() -> pb.StreamResponse:
     raise StopAsyncIteration
-
-
-def _around(interceptor: StreamInterceptor, proceed: ProceedStream) -> ProceedStream:
-    return lambda call: interceptor.intercept_stream(call, proceed)

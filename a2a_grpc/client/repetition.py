@@ -95,11 +95,12 @@ class Repetition:
             return
 
     async def permit(self, tries: Tries) -> None:
-        """See that the message may be sent again after its sender dropped a try.
+        """See that the message may be sent again after its sender gave up in between.
 
         Raises UnavailableError that says why it may not.
         """
-        self.may_have_arrived = True
+        if not self.may_have_arrived:
+            return
         error = UnavailableError("nobody waited for the answer")
         try:
             await self._check(error, tries)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Self
 
@@ -60,15 +61,23 @@ class Tries:
 
     Args:
         timeout: seconds from now for all of them; None for no limit.
+        sleep: waits so many seconds; may raise in place of the next try.
     """
 
-    __slots__ = ("_deadline", "_loop", "_policy", "_what", "failures")
+    __slots__ = ("_deadline", "_loop", "_policy", "_what", "failures", "sleep")
 
-    def __init__(self, policy: RetryPolicy, timeout: float | None, what: str) -> None:
+    def __init__(
+        self,
+        policy: RetryPolicy,
+        timeout: float | None,
+        what: str,
+        sleep: Callable[[float], Awaitable[None]],
+    ) -> None:
         self._policy = policy
         self._loop = asyncio.get_running_loop()
         self._deadline = None if timeout is None else self._loop.time() + timeout
         self._what = what
+        self.sleep = sleep
         self.failures = 0
 
     def remaining(self) -> float | None:
@@ -103,4 +112,4 @@ class Tries:
         delay = self.delay(error)
         if delay is None:
             raise error
-        await asyncio.sleep(delay)
+        await self.sleep(delay)

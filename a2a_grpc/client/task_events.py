@@ -14,15 +14,16 @@ import grpc
 
 from a2a_grpc import pb
 from a2a_grpc.client.call import ClientCall
-from a2a_grpc.client.connection import Connection, raise_unless_cancelled
+from a2a_grpc.client.connection import Connection, is_cancelled
 from a2a_grpc.client.errors import (
+    ClientClosedError,
     StreamInterruptedError,
     is_connection_loss,
     is_worth_repeating,
 )
 from a2a_grpc.client.repetition import Deduplication, Repetition
 from a2a_grpc.client.retry import RetryPolicy, Tries
-from a2a_grpc.errors import A2AError, UnavailableError
+from a2a_grpc.errors import A2AError
 from a2a_grpc.extensions import LAST_SEQUENCE, SEQUENCE_EXTENSION
 from a2a_grpc.task import INTERRUPTED_STATES, TERMINAL_STATES, trim_history
 
@@ -37,6 +38,8 @@ class TaskEvents:
         last_sequence: the event after which a subscription begins; None for the task as it is.
     """
 
+    _rpc: Any = None
+
     def __init__(
         self,
         call: ClientCall,
@@ -49,7 +52,7 @@ class TaskEvents:
         self._call = call
         self._connection = connection
         self._policy = policy
-        self._tries = Tries(policy, call.timeout, call.method)
+        self._tries = Tries(policy, call.timeout, call.method, connection.sleep)
         self._clock = asyncio.get_running_loop().time
         self._repetition: Repetition | None = None
         self._names_task = False  # a message to a task that exists
@@ -57,7 +60,6 @@ class TaskEvents:
             message = call.request.message
             self._repetition = Repetition(deduplication, message.message_id)
             self._names_task = bool(message.task_id)
-        self._rpc: Any = None
         self._opened = 0.0
         self._last_sequence = last_sequence  # None: nothing to go on from
         self._yielded = 0
@@ -65,8 +67,9 @@ class TaskEvents:
         self._is_first = True  # what this connection brings next
         self._broken = False
         self._given_up = False  # its reader was cancelled while it waited
+        self._reading = False
         self._at_end = False  # what was yielded last is where the stream may end
-        self._unsure = False  # see `_took`
+        self._unsure = False  # see `_note_state`
         self._over = False
         self.sequence = 0
         self.is_reset = False
@@ -77,39 +80,59 @@ class TaskEvents:
         return self
 
     async def __anext__(self) -> pb.StreamResponse:
+        if self._reading:
+            raise RuntimeError("another task is reading this stream; one at a time can")
+        self._reading = True
+        try:
+            return await self._next()
+        finally:
+            self._reading = False
+
+    async def _next(self) -> pb.StreamResponse:
         while not self._over:
             try:
-                if self._rpc is None:
-                    if self._given_up:
-                        await self._after_giving_up()
-                        continue
-                    self._rpc = await self._open()
-                event = await self._rpc.read()
-            except grpc.aio.AioRpcError as failure:
-                self._hang_up()
-                try:
-                    await self._recover(failure)
-                except Exception:
-                    self._over = True
-                    raise
-                continue
+                event = await self._read()
             except asyncio.CancelledError:
-                # Who gave up waiting may ask again: the stream is then taken up where it was.
+                if self._repetition is not None and self._rpc is not None:
+                    self._repetition.may_have_arrived = True
                 self._hang_up()
-                if self._over:
-                    break  # closed by somebody else meanwhile
-                self._broken = self._given_up = True
-                raise_unless_cancelled()
-                raise
+                if is_cancelled():
+                    # Who gave up waiting may ask again: the stream is then taken up where it was.
+                    self._broken = self._given_up = True
+                    raise
+                if not self._over:
+                    self._over = True
+                    raise ClientClosedError() from None
             except BaseException:
                 self.close()
                 raise
-            if event is grpc.aio.EOF:
-                break
-            if self._took(event):
-                return event  # type: ignore[no-any-return]
+            else:
+                if event is grpc.aio.EOF:
+                    break
+                if event is not None and self._took(event):
+                    return event  # type: ignore[no-any-return]
         self.close()
         raise StopAsyncIteration
+
+    async def _read(self) -> Any:
+        """What comes next; None if it is worth another look."""
+        try:
+            if self._rpc is None:
+                if self._given_up:
+                    await self._after_giving_up()
+                    return None
+                self._rpc = await self._open()
+                if self._over:
+                    return None  # closed by somebody else meanwhile
+            return self._connection.readable(await self._rpc.read(), self._call.method)
+        except grpc.aio.AioRpcError as failure:
+            self._hang_up()
+            await self._recover(failure)
+            return None
+
+    def __del__(self) -> None:
+        # Of a stream that was dropped, as by `break`: gRPC keeps calls that nobody reads.
+        self._hang_up()
 
     def close(self) -> None:
         """End the call; the task goes on."""
@@ -143,6 +166,7 @@ class TaskEvents:
             return False  # of a later version of the protocol
         payload = getattr(event, kind)
         number, reset = _take_stamp(payload)
+        reset = reset and kind == "task"
         is_first, self._is_first = self._is_first, False
         if is_first and self._broken:
             self._broken = False
@@ -156,6 +180,10 @@ class TaskEvents:
             if number == self._last_sequence:
                 return False
             reset = True
+        known = None if is_first or kind == "message" else self._last_sequence
+        if known is not None and number != known + 1 and not reset:
+            self.close()
+            raise self._interrupted(f"event {number} came in place of the next one")
         self._yielded += 1
         self._unsure = False
         self._tries.progress()
@@ -163,11 +191,10 @@ class TaskEvents:
         self.sequence = number
         if number:
             self._last_sequence = number
+        self.task_id = self.task_id or (payload.id if kind == "task" else payload.task_id)
         if kind == "message":
-            self.task_id = self.task_id or event.message.task_id
             self._at_end = True
             return True
-        self.task_id = payload.id if kind == "task" else payload.task_id
         if kind != "artifact_update":
             self._note_state(payload.status.state, is_snapshot=kind == "task" and is_first)
         if reset and self._repetition is not None:
@@ -195,7 +222,7 @@ class TaskEvents:
         """Wait until the next connection may be tried; raises what ends the stream."""
         error = self._connection.error_of(failure, self._call.method)
         self._broken = True
-        if self._clock() - self._opened >= self._policy.max_backoff:
+        if not self._is_first and self._clock() - self._opened >= self._policy.max_backoff:
             self._tries.progress()  # it held for a while: an idle stream that a proxy closed
         if self._yielded == 0 or self._unsure:
             await self._before_first_event(failure, error)
@@ -209,7 +236,7 @@ class TaskEvents:
             delay = self._tries.delay(error)
             if delay is None:
                 raise self._interrupted("it could not be taken up again") from error
-            await asyncio.sleep(delay)
+            await self._tries.sleep(delay)
 
     async def _after_giving_up(self) -> None:
         """See that the next connection is allowed, after the reader dropped the last one."""
@@ -228,9 +255,7 @@ class TaskEvents:
         if self._repetition is None:
             await self._tries.pause(error)
             return
-        arrived = isinstance(error, UnavailableError) and not self._connection.was_never_sent(
-            failure
-        )
+        arrived = self._connection.may_have_arrived(failure)
         await self._repetition.prepare(error, self._tries, arrived=arrived)
 
     def _interrupted(self, why: str) -> StreamInterruptedError:

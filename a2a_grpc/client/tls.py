@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Self
 
 import grpc
 
@@ -37,6 +38,15 @@ class ClientTLS:
             root_certificates=_pem("root_certificates", self.root_certificates, "CERTIFICATE"),
             private_key=_pem("private_key", self.private_key, "PRIVATE KEY"),
             certificate_chain=_pem("certificate", self.certificate, "CERTIFICATE"),
+        )
+
+    def loaded(self) -> Self:
+        """The same with the text of every file; raises ValueError that names what can't be read."""
+        return replace(
+            self,
+            root_certificates=_pem("root_certificates", self.root_certificates, "CERTIFICATE"),
+            certificate=_pem("certificate", self.certificate, "CERTIFICATE"),
+            private_key=_pem("private_key", self.private_key, "PRIVATE KEY"),
         )
 
 

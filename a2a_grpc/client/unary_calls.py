@@ -13,7 +13,7 @@ from a2a_grpc.client.connection import Connection
 from a2a_grpc.client.errors import is_worth_repeating
 from a2a_grpc.client.repetition import Deduplication, Repetition
 from a2a_grpc.client.retry import RetryPolicy, Tries
-from a2a_grpc.errors import A2AError, TaskNotCancelableError, UnavailableError
+from a2a_grpc.errors import A2AError, TaskNotCancelableError
 
 
 class UnaryCalls:
@@ -33,23 +33,21 @@ class UnaryCalls:
         return await self._repeat(call)
 
     async def _send(self, call: ClientCall) -> Message:
-        tries = Tries(self._policy, call.timeout, call.method)
+        tries = Tries(self._policy, call.timeout, call.method, self._connection.sleep)
         repetition = Repetition(self._deduplication, call.request.message.message_id)
         while True:
             try:
                 return await self._connection.unary(call, tries.remaining(), repetition.mark)
             except grpc.aio.AioRpcError as failure:
                 error = self._connection.error_of(failure, call.method)
-                arrived = not self._connection.was_never_sent(failure)
+                arrived = self._connection.may_have_arrived(failure)
             if not is_worth_repeating(error):
                 raise error
-            # RESOURCE_EXHAUSTED is an answer: what it refuses is not under way.
-            arrived = arrived and isinstance(error, UnavailableError)
             await repetition.prepare(error, tries, arrived=arrived)
 
     async def _repeat(self, call: ClientCall) -> Message:
         """For everything that may be done twice."""
-        tries = Tries(self._policy, call.timeout, call.method)
+        tries = Tries(self._policy, call.timeout, call.method, self._connection.sleep)
         while True:
             try:
                 return await self._connection.unary(call, tries.remaining())

@@ -271,7 +271,10 @@ def _run(server: A2AServer, *, as_json: bool) -> None:
 def _reason(error: Exception) -> str:
     from a2a_grpc.storage.base import StorageOpenError
 
+    text = " ".join(str(error).split())
+    if notes := getattr(error, "__notes__", None):
+        text = f"{text}, {', '.join(notes)}"
     # These say themselves what to do; others are nobody's mistake on the command line.
     if isinstance(error, OSError | StorageOpenError | ValueError | ImportError):
-        return " ".join(str(error).split())
-    return f"can't start: {type(error).__name__}: {error} (--log-level debug shows where)"
+        return text
+    return f"can't start: {type(error).__name__}: {text} (--log-level debug shows where)"

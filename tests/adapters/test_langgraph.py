@@ -6,6 +6,8 @@ import asyncio
 import logging
 import operator
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
 import pytest
@@ -26,6 +28,7 @@ from langchain_core.messages import (
 )
 from langchain_core.outputs import ChatGenerationChunk
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from langgraph.func import entrypoint
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.graph.message import add_messages
@@ -50,6 +53,7 @@ from tests.support import (
     COMPLETED,
     FAILED,
     INPUT_REQUIRED,
+    Serving,
     collect,
     concurrently,
     message,
@@ -387,13 +391,19 @@ async def test_a_second_message_of_the_context_continues_the_conversation(
         assert answer(await s.send("alone")) == "alone"
 
 
-async def test_the_conversation_continues_after_a_restart(
-    sqlite: str, checkpointer: InMemorySaver | None
-) -> None:
+async def test_the_conversation_continues_after_a_restart(sqlite: str) -> None:
     for words in ("hello", "again"):
-        worker = from_langgraph(graph_of(remember, checkpointer=checkpointer))
-        async with serving(worker, storage=sqlite) as s:
+        async with serving(from_langgraph(graph_of(remember)), storage=sqlite) as s:
             task = await s.send(words, context_id="c")
+    assert answer(task) == "hello | again"
+
+
+async def test_a_thread_in_a_database_outlives_a_restart(sqlite: str, tmp_path: Path) -> None:
+    for words in ("hello", "again"):
+        async with AsyncSqliteSaver.from_conn_string(str(tmp_path / "threads.db")) as saver:
+            worker = from_langgraph(graph_of(remember, checkpointer=saver))
+            async with serving(worker, storage=sqlite) as s:
+                task = await s.send(words, context_id="c")
     assert answer(task) == "hello | again"
 
 
@@ -496,11 +506,18 @@ async def test_an_interrupt_is_a_question_and_the_next_message_its_answer(serve:
         assert (task.status.state, answer(task)) == (COMPLETED, "delete: yes")
 
 
-async def test_an_interrupt_outlives_a_restart(sqlite: str) -> None:
-    graph = graph_of(ask, checkpointer=InMemorySaver())  # stands for one that is a database
-    async with serving(from_langgraph(graph), storage=sqlite) as s:
+async def test_an_interrupt_outlives_a_restart(sqlite: str, tmp_path: Path) -> None:
+    @asynccontextmanager
+    async def started() -> AsyncIterator[Serving]:
+        async with AsyncSqliteSaver.from_conn_string(str(tmp_path / "threads.db")) as saver:
+            worker = from_langgraph(graph_of(ask, checkpointer=saver))
+            async with serving(worker, storage=sqlite) as s:
+                yield s
+
+    async with started() as s:
         task = await s.send("delete")
-    async with serving(from_langgraph(graph), storage=sqlite) as s:
+        assert task.status.state == INPUT_REQUIRED
+    async with started() as s:
         assert answer(await s.send("yes", task_id=task.id)) == "delete: yes"
 
 

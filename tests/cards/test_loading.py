@@ -180,6 +180,8 @@ def test_every_problem_is_named_at_once(tmp_path: Path) -> None:
         ),
         ("1: x", "1: is not a field of AgentCard"),
         ("", "must be an object: the card, and is nothing"),
+        ("name: x\nname: y", "name is given twice; remove one at line 2 column 1"),
+        ("? [name]\n: x", "is not YAML: found unhashable key"),
         ("name: [", "is not YAML: "),
         ("name: !!python/object:os.system {}", "is not YAML: could not determine a constructor"),
         ("skills: &a [*a]", "is nested too deeply|skills[0]"),

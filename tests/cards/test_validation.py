@@ -184,6 +184,10 @@ WRONG: list[tuple[Change, str]] = [
         'skills[0].security_requirements[0].schemes["other"]',
     ),
     (
+        lambda card: setattr(card, "documentation_url", "docs/index.html"),
+        "documentation_url",
+    ),
+    (
         lambda card: card.provider.MergeFrom(pb.AgentProvider(url="x", organization="o")),
         "provider.url",
     ),

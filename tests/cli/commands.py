@@ -126,7 +126,10 @@ class Terminal:
 
     def interrupt(self) -> None:
         """Ctrl-C."""
-        self._process.send_signal(signal.SIGINT)
+        self.send_signal(signal.SIGINT)
+
+    def send_signal(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
 
     async def wait(self) -> int:
         async with asyncio.timeout(PATIENCE):
@@ -142,7 +145,7 @@ class Terminal:
 
 @asynccontextmanager
 async def on_a_terminal(
-    *arguments: str | Path, target: str, **variables: str
+    *arguments: str | Path, target: str, columns: int = 160, **variables: str
 ) -> AsyncIterator[Terminal]:
     """`a2a-grpc` with a terminal for stdin, stdout and stderr."""
     environment = environment_of(
@@ -152,7 +155,7 @@ async def on_a_terminal(
         if name not in variables:
             environment.pop(name, None)
     master, slave = pty.openpty()
-    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 160, 0, 0))
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
     process = await asyncio.create_subprocess_exec(
         *COMMAND, *map(str, arguments), stdin=slave, stdout=slave, stderr=slave, env=environment
     )

@@ -95,6 +95,12 @@ async def test_files_go_with_the_first_message(tmp_path: Path) -> None:
     assert heard == [["text", "raw"], ["text"]]
 
 
+async def test_a_file_is_not_read_from_the_stdin_that_has_the_lines() -> None:
+    ran = await a2a("chat", "--file", "-", stdin="one\n", target="127.0.0.1:1")
+    assert ran.code == 2
+    assert "chat reads its lines from stdin" in ran.error
+
+
 async def test_an_agent_without_streams_can_be_talked_to() -> None:
     card = pb.AgentCard(name="Still", capabilities=pb.AgentCapabilities(streaming=False))
     async with serving(asking, card=card) as serve:
@@ -162,6 +168,8 @@ async def test_ctrl_c_cancels_the_answer_and_not_the_chat() -> None:
     ):
         await terminal.expect("> ")
         terminal.interrupt()  # nothing to cancel yet
+        # A signal that comes before Python's readline waits is noticed with the next key only.
+        terminal.type("\n")
         await terminal.expect("Ctrl-D or /exit ends the chat")
         await terminal.expect("> ")
         terminal.type("long\n")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -16,9 +18,9 @@ from a2a_grpc import InvalidParamsError, PermissionDeniedError, Principal, Unaut
 from a2a_grpc.agent.call_context import ServerCallContext
 from a2a_grpc.agent.executor import EventQueue
 from a2a_grpc.agent.request_context import RequestContext
-from tests.cli.commands import Ran, a2a
-from tests.cli.process import Process
-from tests.support import Agent, Gated, connected, echo, serving, take
+from tests.cli.commands import COMMAND, Ran, a2a
+from tests.cli.process import Process, environment_of
+from tests.support import Agent, Gated, echo, serving, within
 
 ENDLESS = """
 import asyncio
@@ -37,8 +39,10 @@ def unused_address() -> str:
 
 async def both(*arguments: str, target: str, **variables: str) -> tuple[Ran, Ran]:
     """The command for people and for programs; neither writes to stdout, both end alike."""
-    human = await a2a(*arguments, target=target, **variables)
-    as_json = await a2a(*arguments, "--json", target=target, **variables)
+    human, as_json = await asyncio.gather(
+        a2a(*arguments, target=target, **variables),
+        a2a(*arguments, "--json", target=target, **variables),
+    )
     assert human.code == as_json.code == as_json.error_object["code"]
     assert human.out == as_json.out == ""
     assert as_json.error_object["message"] == human.error
@@ -69,10 +73,14 @@ async def test_a_server_that_is_not_there(command: tuple[str, ...]) -> None:
 async def test_a_call_that_takes_too_long() -> None:
     gated = Gated()
     async with serving(Agent(gated.execute)) as serve:
-        human, as_json = await both("send", "hi", "--timeout", "0.3", target=serve.server.address)
-        streamed = await a2a("stream", "hi", "--timeout", "0.3", target=serve.server.address)
+        address = serve.server.address
+        (human, as_json), streamed = await asyncio.gather(
+            both("send", "hi", "--timeout", "0.3", target=address),
+            a2a("stream", "hi", "--timeout", "0.3", target=address),
+        )
         gated.go.set()
     assert human.code == streamed.code == 5
+    assert "the task goes on (a2a-grpc subscribe " in streamed.err
     assert "--timeout" in human.error
     assert as_json.error_object["reason"] == "DEADLINE_EXCEEDED"
 
@@ -100,6 +108,32 @@ async def not_an_agent(kind: str) -> AsyncIterator[str]:
         yield f"{host}:{port}"
 
 
+@asynccontextmanager
+async def replying(answers: dict[str, bytes]) -> AsyncIterator[str]:
+    """A server whose methods answer with these bytes, streams with one event."""
+
+    def handler(method: str, answer: bytes) -> Any:
+        async def reply(request: bytes, context: object) -> bytes:
+            return answer
+
+        async def events(request: bytes, context: object) -> AsyncIterator[bytes]:
+            yield answer
+
+        if "Stream" in method:
+            return grpc.unary_stream_rpc_method_handler(events)
+        return grpc.unary_unary_rpc_method_handler(reply)
+
+    handlers = {method: handler(method, answer) for method, answer in answers.items()}
+    generic = grpc.method_handlers_generic_handler("lf.a2a.v1.A2AService", handlers)
+    server = grpc.aio.server(handlers=(generic,))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(None)
+
+
 @pytest.mark.parametrize("kind", ["grpc", "http"])
 async def test_a_server_that_does_not_speak_a2a(kind: str) -> None:
     async with not_an_agent(kind) as address:
@@ -108,6 +142,76 @@ async def test_a_server_that_does_not_speak_a2a(kind: str) -> None:
     assert "--target" in human.error
     assert human.code == 1
     assert as_json.error_object["reason"] == "NOT_AN_A2A_SERVER"
+
+
+async def test_a_stream_without_an_answer_is_an_error() -> None:
+    async with replying({"SendStreamingMessage": b""}) as address:
+        human, as_json = await both("stream", "hi", target=address)
+    assert human.code == 1
+    assert "neither a Task nor a Message" in human.error
+    assert as_json.error_object["reason"] == "INVALID_AGENT_RESPONSE"
+
+
+@pytest.mark.parametrize(
+    ("method", "command"),
+    [("SendMessage", ("send", "hi")), ("SendStreamingMessage", ("stream", "hi"))],
+)
+async def test_an_answer_that_is_no_message_of_the_protocol(
+    method: str, command: tuple[str, ...]
+) -> None:
+    async with replying({method: b"\xff\xff"}) as address:
+        human, _ = await both(*command, target=address)
+    assert human.code == 1
+    assert address in human.error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "closed", "expected"),
+    [
+        (("send", "hi"), ">&-", (0, b"", b"")),
+        (("send", "hi"), "2>&-", (0, b"hi\n", b"")),
+        (("chat",), "<&-", (0, b"", b"")),
+        (("send", "hi"), ">/dev/full", (1, b"", b"can't read or write: No space left on device")),
+        (("--help",), ">/dev/full", (1, b"", b"can't write: No space left on device")),
+    ],
+)
+async def test_streams_that_are_closed_or_full(
+    arguments: tuple[str, ...], closed: str, expected: tuple[int, bytes, bytes]
+) -> None:
+    code, out, says = expected
+    async with serving(echo) as serve:
+        process = await asyncio.create_subprocess_exec(
+            "bash", "-c", f'exec "$@" {closed}', "bash", *COMMAND, *arguments,
+            env=environment_of(A2A_GRPC_TARGET=serve.server.address),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        found, err = await within(process.communicate(), 30)
+    assert (process.returncode, found) == (code, out)
+    assert says in err
+    assert b"Traceback" not in err
+    assert b"Warning" not in err
+
+
+async def test_the_commands_that_an_error_names_have_the_target() -> None:
+    async with serving(echo) as serve:
+        address = serve.server.address
+        ran = await a2a("get", "none", "--target", address)
+    assert f"(a2a-grpc list --target {address} shows" in ran.error
+
+
+@pytest.mark.parametrize("command", [("get", ""), ("push", "get", "t", "")])
+async def test_an_empty_id_is_a_usage_error(command: tuple[str, ...]) -> None:
+    ran = await a2a(*command, target="127.0.0.1:1")
+    assert ran.code == 2
+    assert "an id can't be empty" in ran.error
+
+
+async def test_a_card_that_is_not_offered_over_grpc_names_the_option() -> None:
+    async with not_an_agent("grpc") as address:
+        human, _ = await both("card", target=address)
+    assert human.code == 1
+    assert "--target takes the http(s) URL" in human.error
 
 
 async def test_an_unknown_task() -> None:
@@ -162,24 +266,29 @@ async def test_tls_that_the_server_does_not_speak() -> None:
 
 
 async def test_a_traceback_is_shown_to_who_asks() -> None:
-    ran = await a2a("list", "--log-level", "debug", target=unused_address())
-    assert "Traceback" in ran.err
-    assert ran.err.splitlines()[-1].startswith("error: ")
-    plain = await a2a("list", target=unused_address())
+    address = unused_address()
+    asked, plain = await asyncio.gather(
+        a2a("list", "--log-level", "debug", target=address), a2a("list", target=address)
+    )
+    assert "Traceback" in asked.err
+    assert asked.err.splitlines()[-1].startswith("error: ")
     assert "Traceback" not in plain.err
 
 
 async def test_a_stream_that_breaks_off_says_how_to_go_on(tmp_path: Path) -> None:
     (tmp_path / "agent.py").write_text(ENDLESS)
-    with Process("serve", "agent.py", "--store", "memory:", "--port", "0", cwd=tmp_path) as process:
-        running = asyncio.create_task(a2a("stream", "hi", "--json", target=process.address))
-        async with connected(process.address) as client:
-            task = await client.appeared()
-            stream = client.subscribe(task.id)
-            await take(stream, 1)
-        process.send_signal(signal.SIGKILL)
-        ran = await running
-    if ran.objects:  # else the stream had not begun
-        assert ran.error_object["taskId"] == task.id
-        assert f"a2a-grpc subscribe {task.id}" in ran.error_object["message"]
-    assert ran.code == 5
+    with Process("serve", "agent.py", "--store", "memory:", "--port", "0", cwd=tmp_path) as server:
+        process = await asyncio.create_subprocess_exec(
+            *COMMAND, "stream", "hi", "--json",
+            env=environment_of(A2A_GRPC_TARGET=server.address),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        assert process.stdout is not None
+        task = json.loads(await within(process.stdout.readline(), 30))["task"]
+        server.send_signal(signal.SIGKILL)
+        _, err = await within(process.communicate(), 30)
+    assert process.returncode == 5
+    (line,) = err.splitlines()
+    assert json.loads(line)["taskId"] == task["id"]
+    assert f"a2a-grpc subscribe {task['id']}" in json.loads(line)["message"]

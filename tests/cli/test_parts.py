@@ -47,7 +47,7 @@ def test_a_safe_name_stays_in_its_directory(name: str) -> None:
     safe = safe_name(name)
     assert Path(safe).name == safe
     assert safe not in (".", "..")
-    assert not safe.startswith(".")
+    assert not safe.startswith((".", "-"))
     assert not set(safe) & set('/\\<>:"|?*\x00\n\r\x1b\u202e')
     assert len(safe.encode()) <= 200
 
@@ -60,6 +60,7 @@ def test_a_safe_name_stays_in_its_directory(name: str) -> None:
         ("C:\\dir\\x.txt", "x.txt"),
         ("..", ""),
         ("a/", ""),
+        ("-rf", "rf"),
         ("CON.txt", "_CON.txt"),
         ("über uns.txt", "über uns.txt"),
         ("x" * 300 + ".tar", "x" * 196 + ".tar"),
@@ -88,7 +89,11 @@ def test_files_of_one_name_are_numbered(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "taken").touch()
     with pytest.raises(CommandError, match="--output names another directory"):
-        FileSaver(tmp_path / "taken").save(pb.Part(raw=b"x"), "f")
+        FileSaver(tmp_path / "taken")  # before anything is sent
+    saver = FileSaver(tmp_path / "there")
+    (tmp_path / "there").rmdir()
+    with pytest.raises(CommandError, match="--output names another directory"):
+        saver.save(pb.Part(raw=b"x"), "f")
 
 
 def a_task(state: pb.TaskState, *texts: str) -> pb.Task:

@@ -80,8 +80,10 @@ async def test_the_exit_code_says_how_the_task_ended(command: str, state: Any, c
     agent = publishing(a_task(), status_update(state, "because"))
     name = pb.TaskState.Name(state).removeprefix("TASK_STATE_")
     async with serving(agent) as serve:
-        ran = await a2a(command, "hello", target=serve.server.address)
-        as_json = await a2a(command, "hello", "--json", target=serve.server.address)
+        ran, as_json = await asyncio.gather(
+            a2a(command, "hello", target=serve.server.address),
+            a2a(command, "hello", "--json", target=serve.server.address),
+        )
     assert ran.code == as_json.code == code
     assert name in ran.err
     assert "because" in (ran.err if code == 3 else ran.out)
@@ -175,6 +177,16 @@ async def test_a_dash_reads_stdin_without_its_last_line_end() -> None:
     assert [message.parts[0].text for message in heard] == ["line 1\nlíne 2", "-5"]
 
 
+async def test_a_file_may_come_from_stdin() -> None:
+    heard: list[pb.Message] = []
+    async with serving(hearing(heard)) as serve:
+        ran = await a2a("send", "x", "--file", "-", target=serve.server.address, stdin=b"\xff\n")
+    assert ran.code == 0, ran.err
+    text, file = heard[0].parts
+    assert (text.text, file.raw, file.filename) == ("x", b"\xff\n", "")
+    assert file.media_type == "application/octet-stream"
+
+
 @pytest.mark.parametrize(
     ("arguments", "stdin", "says"),
     [
@@ -182,6 +194,7 @@ async def test_a_dash_reads_stdin_without_its_last_line_end() -> None:
         (("-",), b"\n", "stdin is empty"),
         (("-",), b"\xff", "stdin is not text in UTF-8; attach it as a file with --file"),
         (("x", "--file", "/nowhere/file"), b"", "can't attach '/nowhere/file': No such file"),
+        (("-", "--file", "-"), b"x", "stdin can be read only once"),
         (("x", "--file", "/"), b"", "can't attach '/': Is a directory"),
         (("x", "--data", "{"), b"", "--data is not JSON"),
         (("x", "--data", "NaN"), b"", "--data is not JSON: JSON has no NaN"),
@@ -241,8 +254,10 @@ async def test_what_an_agent_says_is_shown_and_not_obeyed(command: str) -> None:
         status_update(FAILED, HOSTILE),
     )
     async with serving(agent) as serve:
-        ran = await a2a(command, "hello", target=serve.server.address)
-        as_json = await a2a(command, "hello", "--json", target=serve.server.address)
+        ran, as_json = await asyncio.gather(
+            a2a(command, "hello", target=serve.server.address),
+            a2a(command, "hello", "--json", target=serve.server.address),
+        )
     assert ran.out == ("[red]x[/red] ␛[31mred␛]0;title␇ \\x9b5m \\u202etxt\nnext␍line\tend\n")
     assert "[red]x[/red] ␛[31mred" in ran.err
     for text in (ran.err, as_json.out):
@@ -291,19 +306,16 @@ async def test_files_are_saved_safely(command: str, as_json: bool, tmp_path: Pat
     assert len(said) == 7
     if not as_json:
         assert ran.out == "shown\n"
-        assert "taken-2.txt (1 bytes): there was a taken.txt already" in ran.err
+        assert "taken-2.txt (1 bytes): taken.txt was there already" in ran.err
 
 
-async def test_a_directory_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
+async def test_nothing_is_sent_if_its_files_could_not_be_saved(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    event = pb.TaskArtifactUpdateEvent(
-        artifact=pb.Artifact(artifact_id="a", parts=[pb.Part(raw=b"x", filename="x")])
-    )
-    async with serving(publishing(a_task(), event, status_update(COMPLETED))) as serve:
-        ran = await a2a("send", "hi", "-o", tmp_path / "file" / "x", target=serve.server.address)
-    assert ran.code == 1
-    assert "can't save 'x'" in ran.err
-    assert "--output names another directory" in ran.err
+    # Nobody listens there.
+    ran = await a2a("send", "hi", "-o", tmp_path / "file" / "x", target="127.0.0.1:1")
+    assert ran.code == 2
+    assert "can't save files in" in ran.error
+    assert "--output names another directory" in ran.error
 
 
 async def test_json_is_one_object_a_line() -> None:
@@ -320,6 +332,23 @@ async def test_json_is_one_object_a_line() -> None:
         "task", "artifactUpdate", "statusUpdate",
     ]  # fmt: skip
     assert [list(one) for one in by_variable.objects] == [["task"]]
+
+
+async def test_an_interrupted_send_says_that_the_task_goes_on() -> None:
+    gated = Gated()
+    async with serving(Agent(gated.execute)) as serve:
+        process = await asyncio.create_subprocess_exec(
+            *COMMAND, "send", "hello",
+            env=environment_of(A2A_GRPC_TARGET=serve.server.address),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        await within(gated.started.wait(), 30)
+        process.send_signal(signal.SIGINT)
+        _, err = await within(process.communicate(), 30)
+        gated.go.set()
+    assert process.returncode == 130
+    assert err == b"error: interrupted; a task that has begun goes on (a2a-grpc list)\n"
 
 
 async def test_an_interrupted_stream_says_how_to_go_on() -> None:
@@ -340,7 +369,9 @@ async def test_an_interrupted_stream_says_how_to_go_on() -> None:
         assert task.status.state == WORKING
         assert f"task {task.id}".encode() in line
         said = err.decode()
-        assert f"interrupted; the task goes on (a2a-grpc subscribe {task.id} --after " in said
+        where = f"--target {serve.server.address} {task.id}"
+        assert f"interrupted; the task goes on (a2a-grpc subscribe {where} --after " in said
+        assert f"a2a-grpc cancel {where}" in said
         after = said.partition("--after ")[2].partition(",")[0]
         gated.go.set()
         followed = await a2a("subscribe", task.id, "--after", after, target=serve.server.address)

@@ -151,7 +151,7 @@ async def test_subscribe_follows_to_the_end() -> None:
         assert (process.returncode, err) == (0, b"COMPLETED\n")
         ended = await a2a("subscribe", task.id, target=serve.server.address)
     assert ended.code == 1
-    assert f"a2a-grpc get {task.id} shows the task" in ended.error
+    assert f"a2a-grpc get {task.id} shows it" in ended.error
 
 
 async def test_subscribe_goes_on_after_a_sequence_number() -> None:
@@ -165,6 +165,17 @@ async def test_subscribe_goes_on_after_a_sequence_number() -> None:
             "subscribe", task.id, "--after", str(sequence_of(second)), target=serve.server.address
         )
     assert (ran.code, ran.out) == (0, "three\n")
+
+
+async def test_subscribe_after_the_last_event_ends_as_the_task_did() -> None:
+    async with serving(publishing(a_task(), status_update(FAILED))) as serve:
+        stream = serve.stream(call_metadata=(("a2a-extensions", SEQUENCE_EXTENSION),))
+        last = (await take(stream, 2))[-1]
+        (task,) = (await serve.list()).tasks
+        ran = await a2a(
+            "subscribe", task.id, "--after", str(sequence_of(last)), target=serve.server.address
+        )
+    assert (ran.code, ran.out, ran.err) == (3, "", "nothing is new: the task is FAILED\n")
 
 
 async def test_webhooks_are_managed() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 
 import pytest
@@ -131,16 +132,45 @@ async def test_the_cursor_comes_back_after_ctrl_c() -> None:
     assert terminal.raw.rfind("\x1b[?25h") > terminal.raw.rfind("\x1b[?25l")
 
 
-async def test_a_table_fits_the_terminal() -> None:
+async def test_a_signal_that_ends_it_leaves_the_cursor_as_it_was() -> None:
+    agent = Dictating()
+    async with (
+        serving(Agent(agent.execute)) as serve,
+        on_a_terminal("send", "go", target=serve.server.address) as terminal,
+    ):
+        await terminal.expect("waiting for the agent")
+        terminal.send_signal(signal.SIGTERM)
+        assert await terminal.wait() == -signal.SIGTERM
+        await terminal.expect("\x1b[?25h")
+        agent.pieces.put_nowait(None)
+    assert terminal.raw.rfind("\x1b[?25h") > terminal.raw.rfind("\x1b[?25l")
+
+
+async def test_nothing_is_waited_for_once_the_task_has_ended() -> None:
+    async with (
+        serving(echo) as serve,
+        on_a_terminal("stream", "go", target=serve.server.address) as terminal,
+    ):
+        assert await terminal.wait() == 0
+        await terminal.expect("COMPLETED")
+        assert "waiting" not in terminal.raw.partition("COMPLETED")[2]
+
+
+@pytest.mark.parametrize("columns", [40, 100, 160])
+async def test_a_table_cuts_no_id_and_no_name_on_any_terminal(columns: int) -> None:
     async with serving(asking) as serve:
-        await serve.send("hello")
-        async with on_a_terminal("list", target=serve.server.address) as terminal:
+        task = await serve.send("hello")
+        async with on_a_terminal("list", target=serve.server.address, columns=columns) as terminal:
             assert await terminal.wait() == 0
             await terminal.expect("what else?")
         piped = await a2a("list", target=serve.server.address)
     assert "\x1b[1mTASK" in terminal.raw
     assert "\x1b[1;35mINPUT_REQUIRED" in terminal.raw
     assert "\x1b" not in piped.out
+    head, row = terminal.shown.strip().split("\n")[-2:]
+    assert head.split()[-5:] == ["TASK", "STATE", "UPDATED", "CONTEXT", "MESSAGE"]
+    assert row.split() == piped.out.splitlines()[1].split()
+    assert {task.id, task.context_id} <= set(row.split())
 
 
 async def test_json_on_a_terminal_has_no_colours_and_no_spinner() -> None:

@@ -95,6 +95,9 @@ async def test_certificates_are_checked_and_presented(tmp_path: Path) -> None:
         unknown = await a2a("send", "hello", "--tls", target=address, **QUIET)
         assert unknown.code == 5
         assert "its certificate is not trusted; give --tls-ca" in unknown.error
+        none = await a2a("send", "hello", "--tls-ca", "key.pem", target=address, cwd=tmp_path)
+        assert none.code == 2
+        assert none.error.startswith("--tls-ca (key.pem) holds no CERTIFICATE")
         in_the_clear = await a2a("send", "hello", target=address, **QUIET)
         assert in_the_clear.code in (1, 5)
         assert address in in_the_clear.error

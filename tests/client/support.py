@@ -18,6 +18,9 @@ from tests.support import PATIENCE, Serving, within
 FAST = RetryPolicy(attempts=20, initial_backoff=0.01, max_backoff=0.2)
 """Tries again soon, and for long enough for a busy machine."""
 
+LATE = RetryPolicy(attempts=5, initial_backoff=10**6, max_backoff=10**6)
+"""Tries again, but so late that nobody lives to see it."""
+
 
 def a_card(address: str, *, window: float | None = 300.0, **fields: Any) -> pb.AgentCard:
     """The card of an agent there, which deduplicates unless `window` is None."""

@@ -103,6 +103,7 @@ async def test_redirects_are_followed_a_few_times() -> None:
         ((200, {}, b'{"name": 5}'), "no agent card"),
         ((200, {}, b"[" * 200_000), "no agent card"),
         ((200, {}, b" " * (MAX_BYTES + 1)), "1 MiB"),
+        ((200, {"content-encoding": "gzip"}, b"not gzip"), "can't be decoded"),
         ((404, {}, b""), "HTTP status 404"),
         ((500, {}, b""), "HTTP status 500"),
         (
@@ -110,7 +111,10 @@ async def test_redirects_are_followed_a_few_times() -> None:
             "no interface with the binding GRPC",
         ),
     ],
-    ids=["html", "list", "empty", "binary", "wrong", "deep", "large", "404", "500", "no grpc"],
+    ids=[
+        *("html", "list", "empty", "binary", "wrong", "deep", "large", "encoding", "404", "500"),
+        "no grpc",
+    ],
 )
 async def test_what_is_no_card_is_named(answer: Any, says: str) -> None:
     async with site({WELL_KNOWN: answer}) as url:
@@ -129,7 +133,24 @@ async def test_a_site_that_does_not_answer_is_given_up() -> None:
         await reader.read()
 
     async with listening(silent) as address:
-        with pytest.raises(UnavailableError, match="ReadTimeout"):
+        with pytest.raises(UnavailableError, match="did not come within"):
+            await within(A2AClient(f"http://{address}", timeout=0.2).__aenter__())
+
+
+async def test_a_site_that_answers_a_byte_at_a_time_is_given_up() -> None:
+    """The timeout is for all of the card, not for each byte."""
+
+    async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n")
+        with suppress(OSError):
+            while True:
+                writer.write(b" ")
+                await writer.drain()
+                await asyncio.sleep(0.05)
+
+    async with listening(slow) as address:
+        with pytest.raises(UnavailableError, match="did not come within"):
             await within(A2AClient(f"http://{address}", timeout=0.2).__aenter__())
 
 

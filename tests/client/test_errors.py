@@ -210,23 +210,6 @@ async def test_a_call_that_is_open_when_the_client_is_closed_is_told_so() -> Non
         agent.go.set()
 
 
-@pytest.mark.parametrize("how", ["read", "send", "stream"])
-async def test_a_call_that_waits_for_its_next_try_ends_with_the_client(how: str) -> None:
-    policy = RetryPolicy(attempts=1000, initial_backoff=0.2, max_backoff=0.2)
-    async with A2AClient("127.0.0.1:1", retry=policy) as client:
-        calls: dict[str, Any] = {
-            "read": client.get_task("t"),
-            "send": client.send("hello"),
-            "stream": read(client.stream("hello")),
-        }
-        calling = asyncio.create_task(calls.pop(how))
-        for other in calls.values():
-            other.close()
-        await asyncio.sleep(0.05)
-    error = await failing(calling)
-    assert "closed" in error.message
-
-
 async def test_cancelling_a_call_cancels_it() -> None:
     agent = Gated()
     async with serving(agent) as s, client_of(s) as client:

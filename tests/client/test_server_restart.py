@@ -56,8 +56,9 @@ def free_port() -> int:
 
 
 def serve(directory: Path, port: int) -> Process:
+    store = "sqlite:///a2a.db"
     return Process(
-        "serve", "agent.py", "--port", port, "--store", "sqlite:///a2a.db", cwd=directory
+        "serve", "agent.py", "--port", port, "--store", store, "--grace", 0, cwd=directory
     )
 
 
@@ -86,9 +87,6 @@ async def test_a_stream_survives_a_restart_of_the_server(
                 seen += await read_some(stream, 1)
             first.send_signal(number)
             waiting = asyncio.create_task(read(stream))
-            if number is signal.SIGTERM:
-                await asyncio.sleep(0.2)
-                first.send_signal(number)  # no grace
             await asyncio.to_thread(first.wait)
         (tmp_path / "go").touch()
         with serve(tmp_path, port) as second:

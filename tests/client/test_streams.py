@@ -12,6 +12,7 @@ import pytest
 from a2a_grpc import (
     A2AClient,
     DeadlineExceededError,
+    ResourceExhaustedError,
     RetryPolicy,
     StreamInterruptedError,
     TaskNotFoundError,
@@ -165,6 +166,25 @@ async def test_a_stream_that_breaks_after_the_last_event_ends_normally() -> None
         assert len(server.calls) == 1
 
 
+async def test_a_stream_whose_first_event_asks_ends_there_also_when_its_status_is_lost() -> None:
+    """The task is new, so it waits for what comes after this message."""
+
+    async def respond(method: str, request: bytes, context: Any) -> Any:
+        yield stamped(INPUT_REQUIRED, 1)
+        await asyncio.sleep(60)
+
+    async with (
+        scripted(respond, streaming=True) as (server, address),
+        Proxy(address) as proxy,
+        A2AClient(a_card(proxy.address), retry=FAST) as client,
+    ):
+        stream = client.stream("hello")
+        await read_some(stream, 1)
+        proxy.cut()
+        assert await read(stream) == []
+        assert len(server.calls) == 1
+
+
 @pytest.mark.parametrize("state", [INPUT_REQUIRED, AUTH_REQUIRED], ids=["input", "auth"])
 async def test_a_stream_ends_where_the_agent_asks_also_after_a_lost_connection(state: Any) -> None:
     agent = Steps()
@@ -225,9 +245,9 @@ async def test_a_second_turn_whose_first_connections_are_lost_is_delivered_once(
         assert agent.runs == 2
 
 
-def stamped(state: Any, sequence: int) -> bytes:
+def stamped(state: Any, sequence: int, *, reset: bool = False) -> bytes:
     event = pb.StreamResponse(task=a_task(state, id="t"))
-    return Streamed(sequence, event.SerializeToString()).stamped()
+    return Streamed(sequence, event.SerializeToString(), reset).stamped()
 
 
 @pytest.mark.parametrize("later", [5, 7])
@@ -255,6 +275,25 @@ async def test_only_the_server_knows_whether_a_task_that_waits_waits_for_this_me
         assert seen == ([(5, False)] if later == 5 else [(5, False), (7, True)])
         assert [method for method, _ in server.calls] == ["SendStreamingMessage"] * 3
         assert [metadata.get("a2a-grpc-retry") for _, metadata in server.calls] == [None, "1", "1"]
+
+
+async def test_a_reset_that_waits_for_input_ends_the_stream_also_of_a_message_sent_again() -> None:
+    """The subscription that brings it would go on without an end."""
+
+    async def respond(method: str, request: bytes, context: Any) -> Any:
+        if method == "SubscribeToTask":
+            yield stamped(INPUT_REQUIRED, 9, reset=True)
+            await asyncio.sleep(60)
+        if len(server.calls) == 2:
+            yield stamped(WORKING, 5)
+        await abort(context, UnavailableError())
+
+    async with (
+        scripted(respond, streaming=True) as (server, address),
+        A2AClient(a_card(address), retry=FAST) as client,
+    ):
+        stream = client.stream("more", task_id="t")
+        assert outline(await read(stream)) == ["task WORKING", "task INPUT_REQUIRED"]
 
 
 async def test_many_cuts_at_any_byte_lose_and_double_nothing(serve: Callable[..., Any]) -> None:
@@ -420,6 +459,24 @@ async def test_a_server_that_does_not_number_its_events_can_not_go_on() -> None:
 
         error = await failing(anext(client.subscribe("t", last_sequence=3)))
         assert isinstance(error, StreamInterruptedError)
+
+
+async def test_a_server_that_can_not_go_on_yet_is_asked_when_it_says() -> None:
+    async def respond(method: str, request: bytes, context: Any) -> Any:
+        if len(server.calls) == 2:
+            await abort(context, ResourceExhaustedError(retry_after=0.01))
+        yield stamped(WORKING, 1)
+        if len(server.calls) == 1:
+            await abort(context, UnavailableError())
+        yield stamped(COMPLETED, 2, reset=True)
+
+    async with (
+        scripted(respond, streaming=True) as (server, address),
+        A2AClient(a_card(address), retry=FAST) as client,
+    ):
+        seen = await read(client.stream("hello"))
+        assert outline(seen) == ["task WORKING", "task COMPLETED"]
+        assert len(server.calls) == 3
 
 
 async def test_a_draining_server_is_left_for_the_next_one(sqlite: str) -> None:

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import NameOID
 
 from a2a_grpc import A2AClient, ClientTLS, RetryPolicy, UnavailableError, pb
-from tests.client.support import FAST, failing, read
+from tests.client.support import FAST, LATE, failing, read
 from tests.support import COMPLETED, WORKING, a_task, outline, status_update
 
 
@@ -118,6 +118,17 @@ async def test_a_server_with_a_certificate_is_called(authority: Authority, tmp_p
                     assert outline(events) == ["task WORKING", "status COMPLETED"]
 
 
+async def test_files_are_read_when_the_client_is_made(authority: Authority, tmp_path: Path) -> None:
+    """Opening it, in the event loop, reads no disk."""
+    path = tmp_path / "ca.pem"
+    path.write_bytes(authority.certificate)
+    async with secure(*authority.issue("127.0.0.1")) as (_, address):
+        client = A2AClient(address, tls=ClientTLS(root_certificates=path))
+        path.unlink()
+        async with client:
+            assert (await client.get_task("t")).id == "t"
+
+
 async def test_a_card_with_https_is_called_with_tls(authority: Authority) -> None:
     async with secure(*authority.issue("127.0.0.1")) as (_, address):
         card = pb.AgentCard(name="secure")
@@ -169,7 +180,7 @@ async def test_a_certificate_for_another_name(authority: Authority) -> None:
 async def test_a_certificate_that_is_not_trusted(authority: Authority) -> None:
     async with secure(*authority.issue("127.0.0.1")) as (servicer, address):
         for tls in (True, ClientTLS(root_certificates=Authority().certificate)):
-            async with A2AClient(address, tls=tls, retry=FAST) as client:
+            async with A2AClient(address, tls=tls, retry=LATE) as client:
                 error = await failing(client.get_task("t"))
                 assert isinstance(error, UnavailableError)
                 assert "root_certificates" in error.message
@@ -181,7 +192,7 @@ async def test_tls_to_a_port_that_speaks_plaintext(authority: Authority) -> None
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
-        async with A2AClient(f"grpcs://127.0.0.1:{port}", retry=FAST) as client:
+        async with A2AClient(f"grpcs://127.0.0.1:{port}", retry=LATE) as client:
             error = await failing(client.get_task("t"))
             assert isinstance(error, UnavailableError)
             assert "plaintext" in error.message

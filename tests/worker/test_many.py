@@ -160,5 +160,5 @@ async def test_agents_have_an_on_interruption_of_their_own(
 
 
 def test_server_without_an_agent_is_refused() -> None:
-    with pytest.raises(TypeError, match="names no agent; give at least one, by tenant"):
+    with pytest.raises(TypeError, match="names no agent; give a dict of them, by tenant"):
         A2AServer(agents={})

@@ -138,7 +138,7 @@ async def test_return_without_an_end_fails_with_an_explanation_in_the_log(
         assert text(task.status.message) == "The agent failed; the server's log says why."
         assert [text(one) for one in task.artifacts] == (["half"] if said else [])
     assert (
-        "Tested.handle() returned without ending the turn: it has to call one of complete(), "
+        "Tested.handle() returned without ending the turn: it has to await one of complete(), "
         "complete_json(), respond(), reply_directly(), fail(), reject(), request_input(), "
         "request_auth()"
     ) in raised(caplog)

@@ -10,7 +10,9 @@ import click
 
 from a2a_grpc.commands.client import outcome
 from a2a_grpc.commands.client.options import ClientCommand, Connection
+from a2a_grpc.commands.client.outcome import CommandError
 from a2a_grpc.commands.client.session import Session, run, shown
+from a2a_grpc.errors import UnsupportedOperationError
 
 
 @click.command(cls=ClientCommand)
@@ -28,7 +30,17 @@ def card(connection: Connection, extended: bool, key_file: Path | None) -> int:
 
     async def work(session: Session) -> int:
         client = session.client
-        found = await shown(session, client.get_extended_card() if extended else client.get_card())
+        try:
+            call = client.get_extended_card() if extended else client.get_card()
+            found = await shown(session, call)
+        except UnsupportedOperationError as error:
+            if extended:
+                raise
+            raise CommandError(
+                f"{client.address} does not offer a card over gRPC; --target takes the http(s) URL "
+                "of the card as well",
+                reason=error.reason,
+            ) from error
         session.output.card(found, is_verified=key_file is not None)
         return outcome.DONE
 

@@ -16,7 +16,7 @@ import click
 
 from a2a_grpc import pb
 from a2a_grpc.commands.client import outcome
-from a2a_grpc.commands.client.content import message_options, parts_of
+from a2a_grpc.commands.client.content import STDIN, message_options, parts_of
 from a2a_grpc.commands.client.failure import as_command_error
 from a2a_grpc.commands.client.options import ClientCommand, Connection, output_option
 from a2a_grpc.commands.client.outcome import CommandError, is_settled
@@ -48,6 +48,8 @@ def chat(
     with the first message. When stdin is no terminal, each of its lines is a message, and the first
     call that fails ends it.
     """
+    if STDIN in map(str, files):
+        raise click.UsageError("chat reads its lines from stdin; --file needs a file here")
     attached = parts_of((), files, data) if files or data else []
     with Session(connection, directory=directory) as session:
         return Chat(session, task_id, context_id, attached).run()
@@ -74,16 +76,15 @@ class Chat:
         while True:
             try:
                 line = reader.read()
-            except KeyboardInterrupt:
+                if line is None or line.strip() == _EXIT:
+                    # People have seen how each turn ended; scripts have the code only.
+                    return outcome.DONE if reader.is_terminal else self._code
+                if line.strip():
+                    self._turn(line, goes_on=reader.is_terminal)
+            except KeyboardInterrupt:  # at the prompt, or when an answer had just ended
                 if not reader.is_terminal:
                     raise self._session.interrupted() from None
                 self._session.output.note("\nCtrl-D or /exit ends the chat")
-                continue
-            if line is None or line.strip() == _EXIT:
-                # People have seen how each turn ended; scripts have the code only.
-                return outcome.DONE if reader.is_terminal else self._code
-            if line.strip():
-                self._turn(line, goes_on=reader.is_terminal)
 
     def _turn(self, line: str, *, goes_on: bool) -> None:
         session = self._session
@@ -95,7 +96,11 @@ class Chat:
         except (A2AError, CommandError) as error:
             if not goes_on:
                 raise
-            told = error if isinstance(error, CommandError) else as_command_error(unwrap(error))
+            told = (
+                error
+                if isinstance(error, CommandError)
+                else as_command_error(unwrap(error), session.connection.hint)
+            )
             self._code = told.exit_code
             session.output.error(told)
         finally:

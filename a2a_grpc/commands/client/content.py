@@ -17,6 +17,7 @@ from a2a_grpc.agent.values import to_value
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 STDIN = "-"
+_UNKNOWN_TYPE = "application/octet-stream"
 _EXACT = 2**53  # beyond it, the doubles of google.protobuf.Struct lose integers
 
 
@@ -29,7 +30,7 @@ def message_options(function: FunctionT) -> FunctionT:
             metavar="PATH",
             multiple=True,
             type=click.Path(path_type=Path),
-            help="File to attach; repeatable.",
+            help="File to attach; - is stdin; repeatable.",
         ),
         click.option(
             "--data",
@@ -57,6 +58,9 @@ def parts_of(text: Sequence[str], files: Sequence[Path], data: Sequence[str]) ->
     Raises:
         click.UsageError: something can't be read or is not what it has to be, or there is nothing.
     """
+    readers = (tuple(text) == (STDIN,)) + [*map(str, files)].count(STDIN)
+    if readers > 1:
+        raise click.UsageError("stdin can be read only once: give - once, as TEXT or to --file")
     parts = []
     said = _from_stdin() if tuple(text) == (STDIN,) else " ".join(text)
     if said:
@@ -69,7 +73,12 @@ def parts_of(text: Sequence[str], files: Sequence[Path], data: Sequence[str]) ->
 
 
 def attached(path: Path) -> pb.Part:
-    """The file as a part: its bytes, its name, and the media type that the name suggests."""
+    """The file as a part: its bytes, its name, and the media type that the name suggests.
+
+    `-` is stdin, which has no name.
+    """
+    if str(path) == STDIN:
+        return pb.Part(raw=sys.stdin.buffer.read(), media_type=_UNKNOWN_TYPE)
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -80,9 +89,11 @@ def attached(path: Path) -> pb.Part:
     media_type, encoding = mimetypes.guess_type(path.name)
     if encoding is not None or media_type is None:
         media_type = {"gzip": "application/gzip", "bzip2": "application/x-bzip2"}.get(
-            encoding or "", "application/octet-stream"
+            encoding or "", _UNKNOWN_TYPE
         )
-    return pb.Part(raw=content, filename=_checked(path.name, "--file"), media_type=media_type)
+    return pb.Part(
+        raw=content, filename=_checked(path.name, "the name of a --file"), media_type=media_type
+    )
 
 
 def data_part(text: str) -> pb.Part:

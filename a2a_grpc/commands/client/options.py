@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,7 +109,7 @@ class ClientCommand(click.Command):
     def invoke(self, ctx: click.Context) -> Any:
         values = {option.name: ctx.params.pop(option.name) for option in shared() if option.name}
         connection = ctx.obj = connection_of(ctx, values)
-        with told_as_command_errors(as_json=connection.json):
+        with told_as_command_errors(as_json=connection.json, target=connection.hint):
             return super().invoke(ctx)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -137,6 +138,17 @@ def output_option(function: FunctionT) -> FunctionT:
     )(function)
 
 
+def id_argument(name: str, metavar: str | None = None) -> Callable[[FunctionT], FunctionT]:
+    """An argument that is the id of something."""
+    return click.argument(name, metavar=metavar, callback=_not_empty)
+
+
+def _not_empty(context: click.Context, parameter: click.Parameter, value: str) -> str:
+    if not value:
+        raise click.BadParameter("an id can't be empty", context, parameter)
+    return value
+
+
 def _is_set(variable: str) -> bool:
     return os.environ.get(variable, "").strip().lower() in ("1", "true", "t", "yes", "y", "on")
 
@@ -153,7 +165,7 @@ def connection_of(context: click.Context, values: dict[str, Any]) -> Connection:
     text = values["target"]
     return Connection(
         **{**values, "target": _agent(context, text), "metadata": tuple(values["metadata"])},
-        hint=f" --target {text}" if typed and text != DEFAULT_TARGET else "",
+        hint=f" --target {shlex.quote(text)}" if typed and text != DEFAULT_TARGET else "",
     )
 
 

@@ -6,7 +6,7 @@ import click
 
 from a2a_grpc import pb
 from a2a_grpc.commands.client import outcome
-from a2a_grpc.commands.client.options import ClientCommand, Connection
+from a2a_grpc.commands.client.options import ClientCommand, Connection, id_argument
 from a2a_grpc.commands.client.session import Session, run, shown
 
 
@@ -19,7 +19,7 @@ def push(context: click.Context) -> None:
 
 
 @push.command(cls=ClientCommand)
-@click.argument("task")
+@id_argument("task")
 @click.argument("url")
 @click.option("--id", "config_id", default="", metavar="ID", help="Its id; chosen unless given.")
 @click.option(
@@ -61,8 +61,8 @@ def create(
 
 
 @push.command(cls=ClientCommand)
-@click.argument("task")
-@click.argument("config_id", metavar="ID")
+@id_argument("task")
+@id_argument("config_id", metavar="ID")
 @click.pass_obj
 def get(connection: Connection, task: str, config_id: str) -> int:
     """Show the webhook ID of TASK."""
@@ -76,7 +76,7 @@ def get(connection: Connection, task: str, config_id: str) -> int:
 
 
 @push.command("list", cls=ClientCommand)
-@click.argument("task")
+@id_argument("task")
 @click.pass_obj
 def list_webhooks(connection: Connection, task: str) -> int:
     """List the webhooks of TASK."""
@@ -93,8 +93,8 @@ def list_webhooks(connection: Connection, task: str) -> int:
 
 
 @push.command(cls=ClientCommand)
-@click.argument("task")
-@click.argument("config_id", metavar="ID")
+@id_argument("task")
+@id_argument("config_id", metavar="ID")
 @click.pass_obj
 def delete(connection: Connection, task: str, config_id: str) -> int:
     """Remove the webhook ID of TASK; harmless if there is none."""

@@ -1,20 +1,22 @@
 """The files that an agent answers with, saved into a directory.
 
 Names come from the agent and are not trusted: a file never leaves the directory, is never hidden,
-and never replaces another.
+never looks like an option, and never replaces another.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import mimetypes
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from a2a_grpc import pb
 from a2a_grpc.agent.values import from_value
-from a2a_grpc.commands.client.outcome import CommandError
+from a2a_grpc.commands.client.outcome import WRONG_USAGE, CommandError
 
 _LONGEST = 200  # bytes of a name, of 255 that file systems take; a number may be added
 _FORBIDDEN = re.compile(r'[\x00-\x1f\x7f-\x9f<>:"|?*\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]')
@@ -32,10 +34,26 @@ class Saved:
 
 
 class FileSaver:
-    """Saves parts into one directory, which is made when the first file comes."""
+    """Saves parts into one directory.
+
+    It is made here, and not when the first file comes: a direct answer could not be had again.
+
+    Raises CommandError if files can't be written there.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            if not os.access(directory, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        except OSError as error:
+            raise CommandError(
+                f"can't save files in {str(directory)!r}: {error.strerror or error}; --output "
+                "names another directory",
+                exit_code=WRONG_USAGE,
+                reason="FILE",
+            ) from error
 
     def save(self, part: pb.Part, fallback: str) -> Saved | None:
         """Save the part if it is a file: bytes, or anything else inline that has a file name.
@@ -51,7 +69,6 @@ class FileSaver:
             return None
         name = safe_name(part.filename) or (safe_name(fallback) or "file") + _suffix(part)
         try:
-            self._directory.mkdir(parents=True, exist_ok=True)
             path = self._write(name, content)
         except OSError as error:
             raise CommandError(
@@ -80,7 +97,7 @@ class FileSaver:
 def safe_name(name: str) -> str:
     """A file name made of what an agent calls a file; "" if nothing is left of it."""
     last = re.split(r"[/\\]", name)[-1]
-    last = _FORBIDDEN.sub("_", last).strip().lstrip(".").rstrip(". ").strip()
+    last = _FORBIDDEN.sub("_", last).strip().lstrip(".-").rstrip(". ").strip()
     if _DEVICES.match(last):
         last = f"_{last}"
     data = last.encode("utf-8", "replace")

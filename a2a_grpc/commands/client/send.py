@@ -13,7 +13,7 @@ from a2a_grpc.commands.client import outcome
 from a2a_grpc.commands.client.content import message_options, parts_of
 from a2a_grpc.commands.client.options import ClientCommand, Connection, output_option
 from a2a_grpc.commands.client.outcome import code_of
-from a2a_grpc.commands.client.session import Session, run, shown
+from a2a_grpc.commands.client.session import Session, run
 
 
 @click.command(cls=ClientCommand, epilog=outcome.HELP)
@@ -48,8 +48,7 @@ def send(
     async def work(session: Session) -> int:
         if not no_wait:
             return await session.answer(message)
-        call = session.client.send(**message, return_immediately=True)
-        answer = await shown(session, call, "waiting for the server")
+        answer = await session.send(**message, return_immediately=True)
         if isinstance(answer, pb.Message):
             session.output.answer(answer)
             return outcome.DONE

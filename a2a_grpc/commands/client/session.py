@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
-import shlex
+import logging
+import re
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from pathlib import Path
@@ -17,12 +18,13 @@ import click
 from a2a_grpc import pb
 from a2a_grpc.commands import logs
 from a2a_grpc.commands.client import outcome
-from a2a_grpc.commands.client.failure import how_to_follow
+from a2a_grpc.commands.client.describe import state_name
+from a2a_grpc.commands.client.failure import how_to_follow, quoted
 from a2a_grpc.commands.client.options import Connection
 from a2a_grpc.commands.client.outcome import CommandError, code_of, is_settled
 from a2a_grpc.commands.client.output import JSONOutput, Output
-from a2a_grpc.commands.client.plain import one_line
 from a2a_grpc.commands.client.saving import FileSaver
+from a2a_grpc.task import TERMINAL_STATES
 
 if TYPE_CHECKING:
     from a2a_grpc.client.event_stream import EventStream
@@ -31,6 +33,13 @@ T = TypeVar("T")
 
 _TRIES = 4
 """Of a call, while the server can't be reached: less than two seconds in all, for who waits."""
+
+_OPTIONS = {
+    "root_certificates": "--tls-ca",
+    "certificate": "--tls-cert",
+    "private_key": "--tls-key",
+}
+"""What the command line calls the arguments of ClientTLS."""
 
 
 class Session:
@@ -50,6 +59,8 @@ class Session:
         self.task_id = ""  # of the task shown last
         self.context_id = ""
         self.state: pb.TaskState.ValueType | None = None  # None: no task
+        self._is_answered = False  # by a Task or a Message
+        self._waits_for_task = False  # for the outcome of a message that may have been sent
         self.output = _output(connection, directory)
         with _told_as_usage():
             self.client = connection.client(tries=_TRIES, card_keys=card_keys)
@@ -57,6 +68,9 @@ class Session:
 
     def __enter__(self) -> Self:
         logs.configure(json_lines=self.connection.json, level=self.connection.log_level)
+        if self.connection.log_level != "debug":
+            # It writes a traceback of an answer that can't be parsed, which is raised as well.
+            logging.getLogger("grpc._common").setLevel(logging.CRITICAL)
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="replace")  # whatever an agent says can be shown
         with contextlib.ExitStack() as exits:
@@ -83,6 +97,13 @@ class Session:
         """The result; Ctrl-C cancels the work and raises KeyboardInterrupt here."""
         return self._runner.run(work)
 
+    async def send(self, **message: Any) -> pb.Task | pb.Message:
+        """What `A2AClient.send` returns."""
+        self._waits_for_task = True
+        answer = await shown(self, self.client.send(**message), "waiting for the agent")
+        self._waits_for_task = False
+        return answer
+
     async def answer(self, message: dict[str, Any], *, hints: bool = True) -> int:
         """Send a message, show the outcome; the exit code.
 
@@ -90,7 +111,7 @@ class Session:
             message: the arguments of `A2AClient.send`.
             hints: whether to say how a question is answered.
         """
-        answer = await shown(self, self.client.send(**message), "waiting for the agent")
+        answer = await self.send(**message)
         self.output.answer(answer)
         if isinstance(answer, pb.Message):
             self._note_place("", answer.context_id, None)
@@ -107,27 +128,57 @@ class Session:
         """Show every event; the exit code of how the stream ended.
 
         Raises:
-            CommandError: the stream ended, and the task goes on.
+            CommandError: the stream ended without an answer, or the task goes on.
         """
+        from a2a_grpc.client.errors import DeadlineExceededError
+
         self.stream = stream
-        self.task_id, self.state = "", None
-        async with stream:
-            with self.output.waiting("waiting for the agent"):
-                async for event in stream:
-                    self._note_event(event)
-                    self.output.event(event, is_reset=stream.is_reset)
+        self.task_id, self.state, self._is_answered = "", None, False
+        try:
+            async with stream:
+                with self.output.waiting("waiting for the agent"):
+                    async for event in stream:
+                        self._note_event(event)
+                        self.output.event(event, is_reset=stream.is_reset)
+        except DeadlineExceededError as error:
+            raise self._goes_on(
+                f"{error.message}; --timeout gives it more",
+                exit_code=outcome.UNREACHABLE,
+                reason=error.reason,
+            ) from error
+        if not self._is_answered:
+            await self._note_task_without_news(stream.task_id)
         if self.state is None:
             return outcome.DONE  # a direct message
         if not is_settled(self.state):
-            follow = how_to_follow(quoted(stream.task_id), stream.sequence)
-            raise CommandError(
-                f"the stream ended before the task did (a2a-grpc {follow} goes on)",
-                reason="STREAM_ENDED",
-                details={"taskId": stream.task_id, "sequence": stream.sequence},
-            )
+            raise self._goes_on("the stream ended before the task did", reason="STREAM_ENDED")
         if hints:
             self.hint()
         return code_of(self.state)
+
+    async def _note_task_without_news(self, task_id: str) -> None:
+        """A stream that went on after a task's last event had nothing to say, not even a state."""
+        if not task_id:
+            raise CommandError(
+                "the stream ended with neither a Task nor a Message (--target names another agent)",
+                reason="INVALID_AGENT_RESPONSE",
+            )
+        task = await self.client.get_task(task_id, history_length=0)
+        self._note_place(task.id, task.context_id, task.status.state)
+        self.output.note(f"nothing is new: the task is {state_name(task.status.state)}")
+
+    def _goes_on(self, message: str, **attributes: Any) -> CommandError:
+        """The error of a stream that ended before its task, which says how to go on."""
+        stream = self.stream
+        if stream is None or not stream.task_id:
+            return CommandError(message, **attributes)
+        target, task = self.connection.hint, stream.task_id
+        return CommandError(
+            f"{message}; the task goes on ({how_to_follow(target, task, stream.sequence)}, or "
+            f"a2a-grpc cancel{target} {quoted(task)})",
+            details={"taskId": task, "sequence": stream.sequence},
+            **attributes,
+        )
 
     def _note_event(self, event: pb.StreamResponse) -> None:
         match event.WhichOneof("payload"):
@@ -142,6 +193,7 @@ class Session:
     def _note_place(
         self, task_id: str, context_id: str, state: pb.TaskState.ValueType | None
     ) -> None:
+        self._is_answered = True
         self.task_id, self.state = task_id or self.task_id, state
         self.context_id = context_id or self.context_id
 
@@ -158,16 +210,13 @@ class Session:
 
     def interrupted(self) -> CommandError:
         """The error of who pressed Ctrl-C; it says how to go on."""
-        details: dict[str, Any] = {}
         message = "interrupted"
-        if self.stream is not None and self.stream.task_id:
-            task = quoted(self.stream.task_id)
-            follow = how_to_follow(task, self.stream.sequence)
-            message += f"; the task goes on (a2a-grpc {follow}, or a2a-grpc cancel {task})"
-            details = {"taskId": self.stream.task_id, "sequence": self.stream.sequence}
-        return CommandError(
-            message, exit_code=outcome.INTERRUPTED, reason="INTERRUPTED", details=details
-        )
+        if self.state in TERMINAL_STATES:
+            return CommandError(message, exit_code=outcome.INTERRUPTED, reason="INTERRUPTED")
+        if self._waits_for_task:
+            # Whether the server has the message at all is not known.
+            message += f"; a task that has begun goes on (a2a-grpc list{self.connection.hint})"
+        return self._goes_on(message, exit_code=outcome.INTERRUPTED, reason="INTERRUPTED")
 
 
 def run(
@@ -194,11 +243,6 @@ async def shown(session: Session, call: Awaitable[T], what: str = "waiting for t
         return await call
 
 
-def quoted(task_id: str) -> str:
-    """A task id, which the server chose, as one word of a shell."""
-    return shlex.quote(one_line(task_id))
-
-
 @contextlib.contextmanager
 def _told_as_usage() -> Iterator[None]:
     """What the client finds wrong with its arguments, the command line got wrong."""
@@ -209,7 +253,10 @@ def _told_as_usage() -> Iterator[None]:
     except CardSignatureError:
         raise
     except ValueError as error:
-        raise click.UsageError(str(error).removeprefix("ClientTLS: ")) from error
+        message = str(error).removeprefix("ClientTLS: ")
+        for argument, option in _OPTIONS.items():
+            message = re.sub(rf"^(can't read )?{argument}\b", rf"\g<1>{option}", message)
+        raise click.UsageError(message) from error
 
 
 def _output(connection: Connection, directory: Path | None) -> Output:

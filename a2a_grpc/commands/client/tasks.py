@@ -11,9 +11,15 @@ import click
 from a2a_grpc import pb
 from a2a_grpc.commands.client import outcome
 from a2a_grpc.commands.client.describe import state_name
-from a2a_grpc.commands.client.options import ClientCommand, Connection, output_option
+from a2a_grpc.commands.client.failure import quoted
+from a2a_grpc.commands.client.options import (
+    ClientCommand,
+    Connection,
+    id_argument,
+    output_option,
+)
 from a2a_grpc.commands.client.outcome import CommandError
-from a2a_grpc.commands.client.session import Session, quoted, run, shown
+from a2a_grpc.commands.client.session import Session, run, shown
 from a2a_grpc.errors import UnsupportedOperationError
 
 _STATES = {
@@ -27,7 +33,7 @@ _LARGEST_PAGE = 100  # tasks, specification 3.1.4
 
 
 @click.command(cls=ClientCommand)
-@click.argument("task")
+@id_argument("task")
 @click.option(
     "--history",
     "history_length",
@@ -112,7 +118,7 @@ def list_tasks(
 
 
 @click.command(cls=ClientCommand)
-@click.argument("task")
+@id_argument("task")
 @click.pass_obj
 def cancel(connection: Connection, task: str) -> int:
     """Cancel the task TASK."""
@@ -126,7 +132,7 @@ def cancel(connection: Connection, task: str) -> int:
 
 
 @click.command(cls=ClientCommand, epilog=outcome.HELP)
-@click.argument("task")
+@id_argument("task")
 @click.option(
     "--after",
     metavar="SEQUENCE",
@@ -144,7 +150,7 @@ def subscribe(connection: Connection, task: str, after: int | None, directory: P
             return await session.follow(stream)
         except UnsupportedOperationError as error:
             raise CommandError(
-                f"{error.message} (a2a-grpc get {quoted(task)} shows the task)",
+                f"{error.message} (a2a-grpc get{connection.hint} {quoted(task)} shows it)",
                 reason=error.reason,
             ) from error
 

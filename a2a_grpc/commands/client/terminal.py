@@ -6,13 +6,14 @@ Everything that comes from an agent goes through `plain`; nothing of it is taken
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from types import FrameType
 
 from rich.console import Console
 from rich.status import Status
-from rich.table import Table
 from rich.text import Text
 
 from a2a_grpc import pb
@@ -22,6 +23,7 @@ from a2a_grpc.commands.client.outcome import CommandError, error_line, is_settle
 from a2a_grpc.commands.client.output import Output
 from a2a_grpc.commands.client.plain import one_line, plain
 from a2a_grpc.commands.client.saving import FileSaver
+from a2a_grpc.task import TERMINAL_STATES
 
 _UNBOUNDED = 100_000  # columns of what is no terminal: nothing is cut there
 _SAYS_THE_ANSWER = (
@@ -122,7 +124,7 @@ class TerminalOutput(Output):
             return False
         text = f"saved {one_line(str(saved.path))} ({describe.size(saved.size)})"
         if saved.instead_of:
-            text += f": there was a {one_line(saved.instead_of)} already"
+            text += f": {one_line(saved.instead_of)} was there already"
         self._say(Text(text, style="dim"))
         return True
 
@@ -202,12 +204,20 @@ class TerminalOutput(Output):
             yield
             return
         self._spinner = self._err.status(Text(f"{what} ...", style="dim"))
+        before = signal.signal(signal.SIGTERM, self._terminated)
         self._spinner.start()
         try:
             yield
         finally:
             self._spinner.stop()
             self._spinner = None
+            signal.signal(signal.SIGTERM, before)
+
+    def _terminated(self, number: int, frame: FrameType | None) -> None:
+        """End by the signal, as without us; but the spinner has hidden the cursor."""
+        self._err.show_cursor()
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)
 
     @contextmanager
     def _paused(self) -> Iterator[None]:
@@ -215,7 +225,8 @@ class TerminalOutput(Output):
         if self._spinner is not None:
             self._spinner.stop()
         yield
-        if self._spinner is not None and not self._open:
+        is_over = self._state is not None and self._state[1] in TERMINAL_STATES
+        if self._spinner is not None and not self._open and not is_over:
             self._spinner.start()
 
     def _stream(self, text: str, artifact_id: str) -> None:
@@ -250,34 +261,48 @@ class TerminalOutput(Output):
             self._print(Text.assemble((f"{name:<{width}}  ", "dim"), text))
 
     def _print_tasks(self, tasks: Sequence[pb.Task]) -> None:
-        table = _table("TASK", "STATE", "UPDATED", "CONTEXT", "MESSAGE")
-        for task in tasks:
-            table.add_row(
-                Text(one_line(task.id)),
-                _state(task.status.state),
-                Text(describe.time(task.status)),
-                Text(one_line(task.context_id)),
-                Text(one_line(describe.words(task.status.message), 60)),
-            )
-        self._print_table(table)
+        self._print_table(
+            ("TASK", "STATE", "UPDATED", "CONTEXT", "MESSAGE"),
+            [
+                (
+                    Text(one_line(task.id)),
+                    _state(task.status.state),
+                    Text(describe.time(task.status)),
+                    Text(one_line(task.context_id)),
+                    Text(one_line(describe.words(task.status.message), 60)),
+                )
+                for task in tasks
+            ],
+        )
 
     def _print_webhooks(self, configs: Sequence[pb.TaskPushNotificationConfig]) -> None:
-        table = _table("ID", "URL", "TOKEN", "AUTHENTICATION")
-        for config in configs:
-            table.add_row(
-                Text(one_line(config.id)),
-                Text(one_line(config.url)),
-                Text("set" if config.token else ""),  # a secret
-                Text(one_line(config.authentication.scheme)),
-            )
-        self._print_table(table)
+        self._print_table(
+            ("ID", "URL", "TOKEN", "AUTHENTICATION"),
+            [
+                (
+                    Text(one_line(config.id)),
+                    Text(one_line(config.url)),
+                    Text("set" if config.token else ""),  # a secret
+                    Text(one_line(config.authentication.scheme)),
+                )
+                for config in configs
+            ],
+        )
 
-    def _print_table(self, table: Table) -> None:
-        with self._out.capture() as captured:
-            self._out.print(table)
-        for line in captured.get().splitlines():
-            sys.stdout.write(f"{line.rstrip()}\n")
-        sys.stdout.flush()
+    def _print_table(self, names: Sequence[str], rows: Sequence[Sequence[Text]]) -> None:
+        """Columns as wide as their widest cell; the terminal breaks lines that it has no room for.
+
+        An id that is cut, or broken by us, could not be copied.
+        """
+        lines = [[Text(name, style="bold") for name in names], *rows]
+        widths = [max(cell.cell_len for cell in column) for column in zip(*lines, strict=True)]
+        for line in lines:
+            *cells, last = line
+            for cell, width in zip(cells, widths, strict=False):
+                cell.pad_right(width - cell.cell_len)
+            text = Text("  ").join([*cells, last])
+            text.rstrip()
+            self._print(text)
 
 
 def _console(*, stderr: bool) -> Console:
@@ -297,13 +322,3 @@ def _console(*, stderr: bool) -> Console:
 
 def _state(state: pb.TaskState.ValueType) -> Text:
     return Text(state_name(state), style=STATE_STYLES.get(state, "default"))
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        if column == "MESSAGE":
-            table.add_column(column, no_wrap=True, overflow="ellipsis")
-        else:
-            table.add_column(column, no_wrap=column in ("TASK", "STATE", "ID"), overflow="fold")
-    return table
