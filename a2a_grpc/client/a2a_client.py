@@ -48,8 +48,9 @@ class A2AClient:
             otherwise; None for no limit. Streams have none unless they get one.
         retry: how often and how late something is tried again.
         interceptors: wrap the calls, the first one outermost.
-        card_keys: with them, every card that is read must have a signature which they verify; as
-            for `a2a_grpc.verify_card`.
+        card_keys: with them, the agent must have a card with a signature which they verify, as for
+            `a2a_grpc.verify_card`, and so must every card that is read. Where only an address is
+            given, the card is read from there on entering.
         keepalive: seconds of silence after which a connection with open calls is probed; 0 for
             never. Many servers hang up on clients that ask more often than every 300; those of
             a2a-grpc allow 10.

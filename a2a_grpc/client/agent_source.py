@@ -63,6 +63,11 @@ class AgentSource:
         secure = self._tls if self._tls is not None else self.address and self.address.secure
         return ClientTLS() if secure else None
 
+    @property
+    def has_to_verify(self) -> bool:
+        """Whether the card has to be signed, and is still to be read."""
+        return self._card_keys is not None and self.card is None
+
     def verified(self, card: pb.AgentCard) -> pb.AgentCard:
         """The card; raises CardSignatureError if it has to be signed and is not."""
         if self._card_keys is not None:

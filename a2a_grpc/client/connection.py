@@ -166,7 +166,7 @@ class Connection:
         """Whether the failed try may have started work, or have found some that is under way."""
         if failure.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
             return False  # an answer: what it refuses is not under way
-        return not was_never_sent(failure, self._channel)
+        return not was_never_sent(failure, self._channel, self.address)
 
     async def _metadata_for(self, call: ClientCall, more: Metadata) -> Metadata:
         found = [*call.metadata, *more]

@@ -30,6 +30,7 @@ class StreamInterruptedError(UnavailableError):
 
     `task_id` and `sequence` say where: `client.subscribe(task_id, last_sequence=sequence)` goes on
     from there at a server that numbers its events; a `sequence` of 0 means that this one does not.
+    `why` is the reason alone.
     """
 
     default_message = "the stream broke and could not be taken up again"
@@ -40,12 +41,14 @@ class StreamInterruptedError(UnavailableError):
         *,
         task_id: str = "",
         sequence: int = 0,
+        why: str = "",
         retry_after: float | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message, retry_after=retry_after, metadata=metadata)
         self.task_id = task_id
         self.sequence = sequence
+        self.why = why
 
 
 class ClientClosedError(UnavailableError):
@@ -92,19 +95,29 @@ _REMEDIES = {
     ),
 }
 
+# Those that a repetition may mend, in words.
+_EXPLAINED = {
+    "Connection refused": "nothing listens there; is the server running?",
+    "DNS resolution failed": "nobody knows that name",
+}
+
 # What HTTP servers that are no gRPC servers make of a call.
 _HTTP_1 = ("Trying to connect an http1.x server", "Expected SETTINGS frame as the first frame")
 _HTTP_2 = "Received http2 header with status"  # a proxy's 502 and 503 are UNAVAILABLE
 
 
-def was_never_sent(failure: grpc.aio.AioRpcError, channel: grpc.aio.Channel) -> bool:
+def was_never_sent(failure: grpc.aio.AioRpcError, channel: grpc.aio.Channel, address: str) -> bool:
     """Whether the call provably did not leave this machine.
 
-    gRPC tells by its text alone, which a proxy might have sent about a server behind it: but then
-    we are connected.
+    gRPC tells by its text alone, which a proxy might have sent about a server behind it. But then
+    we are connected, and the text names another address. On a busy machine we may be connected by
+    now, though we were not when the call failed; then our own address in the text decides.
     """
+    details = failure.details() or ""
     is_connected = channel.get_state() is grpc.ChannelConnectivity.READY
-    return not is_connected and (failure.details() or "").startswith(_NOT_CONNECTED)
+    return details.startswith(_NOT_CONNECTED) and (
+        not is_connected or f" ipv4:{address}: " in details
+    )
 
 
 def is_connection_loss(failure: grpc.aio.AioRpcError) -> bool:
@@ -149,7 +162,9 @@ def error_of(failure: grpc.aio.AioRpcError, method: str, address: str) -> A2AErr
             "agent over gRPC: use the address of the agent's gRPC port"
         )
     if isinstance(error, UnavailableError) and not _has_status(failure):
-        remedy = next((text for key, text in _REMEDIES.items() if key in details), "")
+        remedy = next(
+            (text for key, text in (_REMEDIES | _EXPLAINED).items() if key in details), ""
+        )
         return UnavailableError(
             f"{address} can't be reached: {remedy or details}" + (f" ({details})" if remedy else "")
         )

@@ -17,8 +17,9 @@ class RetryPolicy:
     """Exponential backoff with full jitter: each wait is random between 0 and the current backoff.
 
     Attributes:
-        attempts: tries of a call at the most, the first one included; for a stream, tries in a row
-            that brought nothing new.
+        attempts: tries of a call at the most, the first one included.
+        stream_patience: seconds for which a stream that had begun tries to go on when its server
+            is away, as while it restarts; 0 for no repetition.
         initial_backoff: longest wait before the second try, in seconds.
         max_backoff: longest wait before any try, in seconds.
         multiplier: by which the longest wait grows from try to try.
@@ -27,15 +28,16 @@ class RetryPolicy:
     """
 
     attempts: int = 6
+    stream_patience: float = 60.0
     initial_backoff: float = 0.25
-    max_backoff: float = 8.0
+    max_backoff: float = 4.0
     multiplier: float = 2.0
     longest_wait: float = 60.0
 
     def __post_init__(self) -> None:
         if self.attempts < 1:
             raise ValueError(f"attempts is {self.attempts}; use 1 for no repetition, or more")
-        for name in ("initial_backoff", "max_backoff", "longest_wait"):
+        for name in ("stream_patience", "initial_backoff", "max_backoff", "longest_wait"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} is {getattr(self, name)}; use seconds, 0 or more")
         if not 1 <= self.multiplier < float("inf"):
@@ -44,7 +46,7 @@ class RetryPolicy:
     @classmethod
     def none(cls) -> Self:
         """Nothing is ever tried again."""
-        return cls(attempts=1)
+        return cls(attempts=1, stream_patience=0.0)
 
     def backoff(self, failures: int) -> float:
         """Seconds to wait after so many failures in a row; random."""
@@ -64,7 +66,7 @@ class Tries:
         sleep: waits so many seconds; may raise in place of the next try.
     """
 
-    __slots__ = ("_deadline", "_loop", "_policy", "_what", "failures", "sleep")
+    __slots__ = ("_deadline", "_failing_since", "_loop", "_policy", "_what", "failures", "sleep")
 
     def __init__(
         self,
@@ -79,6 +81,7 @@ class Tries:
         self._what = what
         self.sleep = sleep
         self.failures = 0
+        self._failing_since = 0.0
 
     def remaining(self) -> float | None:
         """Seconds that are left; raises DeadlineExceededError if none are."""
@@ -93,17 +96,25 @@ class Tries:
         """Something new came: the count begins again."""
         self.failures = 0
 
-    def delay(self, error: A2AError) -> float | None:
-        """Seconds to wait before the next try; None if there is none, and the error stands."""
+    def delay(self, error: A2AError, *, resumes: bool = False) -> float | None:
+        """Seconds to wait before the next try; None if there is none, and the error stands.
+
+        `resumes` says that it is a stream which had begun: those have time, not a number of tries.
+        """
+        now, policy = self._loop.time(), self._policy
+        if not self.failures:
+            self._failing_since = now
         self.failures += 1
-        if self.failures >= self._policy.attempts:
+        if self.failures >= policy.attempts and not resumes:
             return None
-        delay = self._policy.backoff(self.failures)
+        delay = policy.backoff(self.failures)
         if isinstance(error, RetryableError) and error.retry_after is not None:
-            if error.retry_after > self._policy.longest_wait:
+            if error.retry_after > policy.longest_wait:
                 return None
             delay += error.retry_after  # with the jitter on top: many were told the same
-        if self._deadline is not None and self._loop.time() + delay >= self._deadline:
+        if resumes and now + delay - self._failing_since >= policy.stream_patience:
+            return None
+        if self._deadline is not None and now + delay >= self._deadline:
             return None  # known now already, and the error says more than a timeout would
         return delay
 

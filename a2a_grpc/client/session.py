@@ -83,7 +83,10 @@ class Session:
         self._calls: UnaryCalls | None = None
 
     async def open(self) -> None:
-        """Find the agent; the connection is made by the first call."""
+        """Find the agent, and check its card if it has to be signed.
+
+        Otherwise the connection is made by the first call.
+        """
         if self._connection is not None:
             raise RuntimeError("this A2AClient is open, or was; make another one")
         address = await self._source.resolve(self._timeout)
@@ -97,6 +100,12 @@ class Session:
         )
         self._deduplication = Deduplication(self._source.card, self._discover_once)
         self._calls = UnaryCalls(self._connection, self._retry, self._deduplication)
+        if self._source.has_to_verify:
+            try:
+                await self.discover(self._timeout)
+            except BaseException:
+                await self.close()
+                raise
 
     async def close(self) -> None:
         """End the calls that are open."""

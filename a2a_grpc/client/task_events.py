@@ -233,9 +233,9 @@ class TaskEvents:
         elif self._last_sequence is None:
             raise self._interrupted("the server does not number its events") from error
         else:
-            delay = self._tries.delay(error)
+            delay = self._tries.delay(error, resumes=True)
             if delay is None:
-                raise self._interrupted("it could not be taken up again") from error
+                raise self._interrupted(f"could not be taken up again: {error.message}") from error
             await self._tries.sleep(delay)
 
     async def _after_giving_up(self) -> None:
@@ -267,9 +267,11 @@ class TaskEvents:
             f"subscribe({self.task_id!r})"
         )
         return StreamInterruptedError(
-            f"the stream of task {self.task_id!r} broke and {why}; the task goes on: {remedy}",
+            f"the stream of task {self.task_id!r} broke and {why}; the task may go on: {remedy} "
+            "(RetryPolicy.stream_patience is how long a stream tries by itself)",
             task_id=self.task_id,
             sequence=where,
+            why=why,
         )
 
 

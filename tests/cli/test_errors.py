@@ -279,7 +279,7 @@ async def test_a_stream_that_breaks_off_says_how_to_go_on(tmp_path: Path) -> Non
     (tmp_path / "agent.py").write_text(ENDLESS)
     with Process("serve", "agent.py", "--store", "memory:", "--port", "0", cwd=tmp_path) as server:
         process = await asyncio.create_subprocess_exec(
-            *COMMAND, "stream", "hi", "--json",
+            *COMMAND, "stream", "hi", "--json", "--timeout", "2",
             env=environment_of(A2A_GRPC_TARGET=server.address),
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,

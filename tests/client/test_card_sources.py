@@ -208,12 +208,20 @@ async def test_a_card_that_is_fetched_has_to_be_signed() -> None:
 
 async def test_cards_over_grpc_have_to_be_signed() -> None:
     signed = Signed()
+    extended = pb.AgentCard(name="Extended")
+    async with serving(echo, extended_card=extended) as s:
+        with pytest.raises(CardSignatureError):
+            await within(A2AClient(s.server.address, card_keys=signed.keys).__aenter__())
+        card = signed.card(a_card(s.server.address))
+        async with A2AClient(card, card_keys=signed.keys, retry=FAST) as client:
+            assert await client.get_card() == card
+            with pytest.raises(CardSignatureError):
+                await within(client.get_extended_card())
+            assert (await sent(client, "hello")).status.state == COMPLETED
+    signer = CardSigner(signed.private, key_id="k")
     async with (
-        serving(echo, extended_card=pb.AgentCard(name="Extended")) as s,
+        serving(echo, extended_card=extended, card_signer=signer) as s,
         A2AClient(s.server.address, card_keys=signed.keys, retry=FAST) as client,
     ):
-        with pytest.raises(CardSignatureError):
-            await within(client.get_card())
-        with pytest.raises(CardSignatureError):
-            await within(client.get_extended_card())
+        assert (await client.get_extended_card()).name == "Extended"
         assert (await sent(client, "hello")).status.state == COMPLETED

@@ -21,6 +21,7 @@ from a2a_grpc import (
     UnavailableError,
     pb,
 )
+from a2a_grpc.client.errors import was_never_sent
 from a2a_grpc.client.retry import Tries
 from a2a_grpc.extensions import RETRY_EXTENSION, RETRY_MARK
 from a2a_grpc.wire.status import abort
@@ -505,6 +506,25 @@ async def test_a_message_that_never_left_this_machine_is_sent_again_to_anybody()
             finally:
                 await revived.__aexit__(None, None, None)
         assert agent.runs == 1
+
+
+@pytest.mark.parametrize(("named", "proof"), [("127.0.0.1:7", True), ("10.0.0.9:7", False)])
+def test_a_call_that_failed_just_before_the_connection_was_made_never_left(
+    named: str, proof: bool
+) -> None:
+    """Under load the failure is looked at when the next attempt to connect has succeeded."""
+
+    class Connected:
+        def get_state(self) -> grpc.ChannelConnectivity:
+            return grpc.ChannelConnectivity.READY
+
+    none = grpc.aio.Metadata()
+    text = (
+        f"failed to connect to all addresses; last error: UNKNOWN: ipv4:{named}: Failed to connect "
+        "to remote host: Connection refused"
+    )
+    failure = grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, none, none, text)
+    assert was_never_sent(failure, Connected(), "127.0.0.1:7") is proof
 
 
 async def test_a_refusal_that_a_server_words_as_if_nobody_was_there_is_no_proof() -> None:

@@ -147,7 +147,7 @@ async def test_a_message_that_a_killed_server_was_handling_is_answered_by_the_ne
 
 async def test_a_server_that_stays_away_is_told_in_the_end(tmp_path: Path) -> None:
     write_agent(tmp_path, "fail")
-    policy = RetryPolicy(attempts=3, initial_backoff=0.01, max_backoff=0.01)
+    policy = RetryPolicy(attempts=3, stream_patience=0.1, initial_backoff=0.01, max_backoff=0.01)
     port = free_port()
     async with A2AClient(f"127.0.0.1:{port}", retry=policy) as client:
         with serve(tmp_path, port) as process:

@@ -84,10 +84,11 @@ def as_command_error(error: A2AError, target: str) -> CommandError:
     fields: list[tuple[str, str]] = []
     details: dict[str, object] = {}
     match error:
-        case StreamInterruptedError(task_id=task_id, sequence=sequence):
+        case StreamInterruptedError(task_id=task_id, sequence=sequence, why=why):
             code = outcome.UNREACHABLE
             details = {"taskId": task_id, "sequence": sequence}
-            message = f"{message} ({how_to_follow(target, task_id, sequence)} goes on)"
+            follow = how_to_follow(target, task_id, sequence)
+            message = f"the stream of task {quoted(task_id)} broke and {why}; {follow} goes on"
         case errors.UnavailableError():
             code = outcome.UNREACHABLE
             message = _unreachable(message)

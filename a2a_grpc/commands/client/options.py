@@ -33,6 +33,10 @@ _KEY = re.compile("[a-z0-9_.-]+")
 _VALUE = re.compile("[ -~]*")
 
 
+STREAM_PATIENCE = 20.0
+"""Seconds for which a stream waits for a server that went away, with somebody watching."""
+
+
 @dataclass(frozen=True)
 class Connection:
     """What the shared options say."""
@@ -75,7 +79,7 @@ class Connection:
             token=self.token,
             metadata=self.metadata,
             timeout=self.timeout,
-            retry=RetryPolicy(attempts=tries),
+            retry=RetryPolicy(attempts=tries, stream_patience=STREAM_PATIENCE),
             card_keys=card_keys,
         )
 
