@@ -116,7 +116,8 @@ class Page:
             assert code == 0, f"{self._where(block)}: {output}"
             return
         self._ids.learn(shown.text, output)
-        assert comparable(output) == comparable(shown.text), self._where(block)
+        got, wanted = comparable(output), comparable(shown.text)
+        assert got == wanted, f"{self._where(block)} prints\n{got}\nand the page shows\n{wanted}"
 
     def output(self, block: Block) -> tuple[int, str]:
         """The exit code of a block's program or command, and all that it prints.
@@ -127,9 +128,8 @@ class Page:
         text = self._ids.put_in(block.text).replace(ADDRESS, address)
         command: Sequence[str] = (sys.executable, "-W", "error", "-c", text)
         if block.language == "sh":
-            python = shlex.quote(sys.executable)
-            text = text.replace(COMMAND, f"{python} -W error -m a2a_grpc")
-            text = text.replace(".venv/bin/python", python)
+            ours = f"{shlex.quote(sys.executable)} -W error -m a2a_grpc"
+            text = text.replace(COMMAND, ours)
             if text.startswith("grpcurl "):
                 text = shlex.quote(str(grpcurl_program())) + text.removeprefix("grpcurl")
             command = ("bash", "-c", text)
