@@ -138,7 +138,20 @@ def _message_problems(value: Any, schema: Descriptor, path: str) -> Problems:
                 yield from _field_problems(one, field, where)
 
 
+# What a card of A2A 0.3 had at its top, and where 1.0 has it.
+_MOVED = {
+    "url": "supportedInterfaces[].url",
+    "protocolVersion": "supportedInterfaces[].protocolVersion",
+    "preferredTransport": "supportedInterfaces[].protocolBinding",
+    "additionalInterfaces": "supportedInterfaces",
+    "supportsAuthenticatedExtendedCard": "capabilities.extendedAgentCard",
+    "security": "securityRequirements",
+}
+
+
 def _unknown(key: str, schema: Descriptor) -> str:
+    if key in _MOVED and schema.name == "AgentCard":
+        return f"is a field of A2A 0.3; in 1.0 it is {_MOVED[key]}"
     names = [field.json_name for field in schema.fields]
     lower = {name.lower(): name for name in names}
     lower |= {field.name: field.json_name for field in schema.fields}

@@ -99,6 +99,8 @@ def test_nothing_is_filled_in_and_false_stays(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
+        ({"url": "x"}, "url: is a field of A2A 0.3; in 1.0 it is supportedInterfaces[].url"),
+        ({"security": []}, "security: is a field of A2A 0.3; in 1.0 it is securityRequirements"),
         ({"nmae": "x"}, "nmae: is not a field of AgentCard; did you mean name?"),
         ({"Name": "x"}, "Name: is not a field of AgentCard; did you mean name?"),
         (
