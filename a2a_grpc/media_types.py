@@ -11,7 +11,8 @@ def essence(media_type: str) -> str:
 
 
 def is_listed(media_type: str, listed: Iterable[str]) -> bool:
-    """Whether a list holds the media type, or a pattern such as `text/*` or `*/*` for it."""
+    """Whether a list holds the media type, or for it `text/*`, `*/*`, or plain `text`."""
     wanted = essence(media_type)
-    patterns = (wanted, wanted.split("/")[0] + "/*", "*/*", "*")
+    kind = wanted.split("/")[0]
+    patterns = (wanted, f"{kind}/*", kind, "*/*", "*")
     return any(essence(one) in patterns for one in listed)

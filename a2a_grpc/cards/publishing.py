@@ -95,7 +95,7 @@ class CardPublisher:
             self._finish(authored, tenant, url)
             if isinstance(self._extended, _Authored):
                 self._finish(self._extended, tenant, url)
-        self._check_extended_is_offered()
+        self._warn_of_extended_card()
 
     def publish(self, address: str) -> dict[str | None, PublishedCards]:
         """Each agent's cards, by tenant; `address` is the server's own.
@@ -162,37 +162,29 @@ class CardPublisher:
 
     def _untrue(self, card: pb.AgentCard) -> list[FieldViolation]:
         """What the card promises and this server does not keep."""
-        found = []
-        if card.capabilities.extended_agent_card and self._extended is None:
-            found.append(
-                FieldViolation(
-                    "capabilities.extended_agent_card",
-                    "is true, and there is no extended card; give the server extended_card=",
-                )
+        return [
+            FieldViolation(
+                f"capabilities.extensions[{index}]",
+                f"declares {RETRY_EXTENSION}, and the setting deduplicate is never",
             )
-        for index, extension in enumerate(card.capabilities.extensions):
-            if extension.uri == RETRY_EXTENSION and self._retry_window is None:
-                found.append(
-                    FieldViolation(
-                        f"capabilities.extensions[{index}]",
-                        f"declares {RETRY_EXTENSION}, and the setting deduplicate is never",
-                    )
-                )
-        return found
+            for index, extension in enumerate(card.capabilities.extensions)
+            if extension.uri == RETRY_EXTENSION and self._retry_window is None
+        ]
 
-    def _check_extended_is_offered(self) -> None:
+    def _warn_of_extended_card(self) -> None:
+        """Log where a card and the server disagree; callers get the specification's own errors."""
+        cards = [authored.card for authored in self._public.values()]
         if self._extended is None:
-            return
+            if any(card is not None and card.capabilities.extended_agent_card for card in cards):
+                logger.warning(
+                    "capabilities.extended_agent_card is true in a card, and there is no extended "
+                    "card; give the server extended_card="
+                )
         # Of several agents some may have none.
-        cards = (authored.card for authored in self._public.values())
-        if not any(card is None or _offers_extended(card) for card in cards):
-            raise CardError(
-                FieldViolation(
-                    "capabilities.extended_agent_card",
-                    "is false, and the server has an extended card that nobody could ask for; make "
-                    "it true, or leave out extended_card=",
-                ),
-                source=next(iter(self._public.values())).source,
+        elif not any(card is None or _offers_extended(card) for card in cards):
+            logger.warning(
+                "capabilities.extended_agent_card is false, and the server has an extended card "
+                "that nobody can ask for; make it true, or leave out extended_card="
             )
 
     def _signed(self, card: pb.AgentCard) -> pb.AgentCard:

@@ -22,7 +22,8 @@ from a2a_grpc.structs import DEEPEST_STRUCT, StructError, check_struct
 Problems = Iterator[FieldViolation]
 
 _TOKEN = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
-_MEDIA_TYPE = re.compile(rf"{_TOKEN}/{_TOKEN}\s*(;.*)?")
+# Many cards say `text` for all of text/*.
+_MEDIA_TYPE = re.compile(rf"{_TOKEN}(/{_TOKEN})?\s*(;.*)?")
 _VERSION = re.compile(r"[0-9]{1,4}\.[0-9]{1,4}(\.[0-9A-Za-z.+-]+)?")
 _AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\s:/\[\]]+)(:([0-9]{1,5}))?(/\S*)?")
 # Names that gRPC resolves need no `//` behind the colon.

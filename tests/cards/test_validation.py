@@ -123,10 +123,10 @@ INTERFACE = "supported_interfaces[0]"
 SCHEME = 'security_schemes["s"]'
 WRONG: list[tuple[Change, str]] = [
     (lambda card: card.skills.append(a_skill(name="Again")), "skills[1].id"),
-    (lambda card: card.default_input_modes.append("text"), "default_input_modes[1]"),
+    (lambda card: card.default_input_modes.append("plain text"), "default_input_modes[1]"),
     (lambda card: card.default_output_modes.append("text/"), "default_output_modes[1]"),
     (lambda card: card.default_output_modes.append("a/b/c"), "default_output_modes[1]"),
-    (lambda card: card.skills[0].input_modes.append("*"), "skills[0].input_modes[0]"),
+    (lambda card: card.skills[0].input_modes.append("a b"), "skills[0].input_modes[0]"),
     (lambda card: card.skills[0].output_modes.append(""), "skills[0].output_modes[0]"),
     (interface(url="two words"), f"{INTERFACE}.url"),
     (interface(url="host:port"), f"{INTERFACE}.url"),
@@ -227,7 +227,7 @@ RIGHT: list[Change] = [
     interface(tenant="t"),
     lambda card: card.supported_interfaces.append(an_interface(protocol_version="0.3")),
     lambda card: card.default_input_modes.extend(
-        ["*/*", "text/*", "Text/Plain; charset=utf-8", "application/vnd.geo+json"]
+        ["*/*", "*", "text", "text/*", "Text/Plain; charset=utf-8", "application/vnd.geo+json"]
     ),
     lambda card: card.skills.append(a_skill(id="other")),
     extension(uri="urn:a", required=True, params={"a": {}}),
@@ -261,7 +261,7 @@ def test_a_card_without_a_grpc_interface_is_right() -> None:
 
 
 def test_the_remedies_are_named() -> None:
-    card = with_bearer(a_card(default_input_modes=["text"]))
+    card = with_bearer(a_card(default_input_modes=["plain text"]))
     card.security_requirements.add().schemes["basic"].SetInParent()
     said = "; ".join(problem.description for problem in problems_of(card))
     assert "such as text/plain" in said

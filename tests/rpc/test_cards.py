@@ -94,14 +94,6 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "missing file": ({"card": "missing.json"}, "missing.json: can't be read"),
     "missing extended file": ({"extended_card": "missing.json"}, "missing.json: can't be read"),
-    "extended card promised": (
-        {"card": pb.AgentCard(capabilities=OFFERED)},
-        "capabilities.extended_agent_card: is true, and there is no extended card",
-    ),
-    "extended card denied": (
-        {"card": pb.AgentCard(capabilities=NOT_OFFERED), "extended_card": pb.AgentCard()},
-        "capabilities.extended_agent_card: is false, and the server has an extended card",
-    ),
     "signed and unfinished": (
         {"card": sign_card(pb.AgentCard(name="x"), SIGNER)},
         "supported_interfaces: is required",
@@ -126,6 +118,30 @@ async def test_a_server_with_a_wrong_card_does_not_start(name: str, tmp_path: Pa
     assert not database.exists()
 
 
+@pytest.mark.parametrize(
+    ("how", "said", "reason"),
+    [
+        (
+            {"card": pb.AgentCard(capabilities=OFFERED)},
+            "is true in a card, and there is no extended card",
+            "EXTENDED_AGENT_CARD_NOT_CONFIGURED",
+        ),
+        (
+            {"card": pb.AgentCard(capabilities=NOT_OFFERED), "extended_card": pb.AgentCard()},
+            "is false, and the server has an extended card that nobody can ask for",
+            "UNSUPPORTED_OPERATION",
+        ),
+    ],
+    ids=["promised", "denied"],
+)
+async def test_a_card_that_disagrees_about_the_extended_card_is_warned_of(
+    how: dict[str, Any], said: str, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving(echo, **how) as s:
+        assert said in caplog.text
+        assert_error(await refused(extended_card(s)), reason)
+
+
 async def test_a_card_for_a_tenant_without_an_agent_is_refused() -> None:
     server = a_server(agents={"a": Gated()}, card={"b": pb.AgentCard()})
     with pytest.raises(CardError, match="is for a tenant that has no agent"):
@@ -141,7 +157,7 @@ async def test_of_several_agents_some_may_have_no_extended_card() -> None:
 
 
 async def test_a_file_that_is_wrong_is_named(tmp_path: Path) -> None:
-    file = a_file(tmp_path, pb.AgentCard(default_input_modes=["text"]))
+    file = a_file(tmp_path, pb.AgentCard(default_input_modes=["plain text"]))
     with pytest.raises(CardError) as caught:
         await a_server(echo, card=file).__aenter__()
     assert str(caught.value).startswith(f"{file}: default_input_modes[0]: ")

@@ -118,6 +118,7 @@ async def test_call_says_who_calls_and_until_when() -> None:
         (["text/plain"], "text/html", False),
         (["text/plain", "application/json"], "application/json", True),
         (["text/*"], "text/html", True),
+        (["text"], "text/html", True),
         (["*/*"], "image/png", True),
         (["application/json"], "application/json+ld", False),
         (["text/plain"], "", False),
