@@ -179,7 +179,6 @@ class Admission:
             await self._broker.run_task(TaskSendParams(operation.task_id, operation.id))
         except A2AError as error:
             # The caller is told, and whoever sent the same, so the record must not run later.
-            self._transient.take(operation.id)
             outcome = error_outcome(error, refused=True)
             await self._storage.finish_operation(operation.id, outcome)
             await self._bus.publish(
@@ -188,6 +187,10 @@ class Admission:
             if prepared.push_config is not None and prepared.head is None:
                 # Of a task that will never be.
                 await self._storage.delete_push_config(operation.task_id, prepared.push_config.id)
+            self._transient.take(operation.id)
+            raise
+        except BaseException:
+            self._transient.take(operation.id)
             raise
         return operation
 

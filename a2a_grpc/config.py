@@ -8,6 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+MAX_INT = 2**31 - 1
+"""The largest number that gRPC takes as an option; as milliseconds it means never."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
@@ -78,5 +81,7 @@ def _check_number(name: str, value: Any, default: Any) -> None:
     numbers = (int,) if isinstance(default, int) else (int, float)
     if isinstance(value, bool) or not isinstance(value, numbers):
         raise TypeError(f"{name} is {value!r}; use {wanted}")
+    if isinstance(default, int) and value > MAX_INT:
+        raise ValueError(f"{name} is {value!r}; use at most {MAX_INT}")
     if not value >= 0:  # which NaN is not either
         raise ValueError(f"{name} is {value!r}; use 0 or more")

@@ -46,7 +46,8 @@ class LifecycleHooks:
     the call is lost: what must not be lost belongs into the agent, or into a push configuration.
 
     Attributes:
-        on_state_change: every change.
+        on_state_change: every change that an agent or a caller made to its own task; not a task
+            that an agent attached as related.
         on_working: the agent has begun, or goes on.
         on_turn_end: the agent waits: INPUT_REQUIRED or AUTH_REQUIRED.
         on_terminal: the task has ended.
@@ -90,7 +91,7 @@ class HookRunner:
     """
 
     MAX_DUE = 10_000
-    """Changes that wait for their hooks; beyond it they are dropped, with an error in the log."""
+    """Changes whose hooks wait or run; beyond it they are dropped, with an error in the log."""
     PATIENCE = 5.0
 
     def __init__(self, hooks: LifecycleHooks) -> None:
@@ -148,8 +149,7 @@ class HookRunner:
         due = self._due[task_id]
         try:
             while due:
-                change = due.popleft()
-                self._count -= 1
+                change = due[0]
                 for hook in self._hooks.of(change.state):
                     try:
                         await hook(change)
@@ -159,6 +159,8 @@ class HookRunner:
                         logger.exception("a hook was cancelled for task %s", task_id)
                     except Exception:
                         logger.exception("a hook failed for task %s", task_id)
+                due.popleft()
+                self._count -= 1
         finally:
             self._count -= len(due)
             del self._due[task_id]
@@ -170,7 +172,13 @@ def _is_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
+# How a StreamResponse with `task` or `status_update` begins; chunks of artifacts may be large.
+_WITH_STATE = (b"\x0a", b"\x1a")
+
+
 def _change(payload: bytes) -> StateChange | None:
+    if payload[:1] not in _WITH_STATE:
+        return None
     event = pb.StreamResponse.FromString(payload)
     task: pb.Task | pb.TaskStatusUpdateEvent
     if event.HasField("task"):

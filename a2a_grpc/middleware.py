@@ -30,8 +30,9 @@ class Middleware:
     async def before(self, request: Message, call: ServerCallContext) -> None:
         """Called after the request was checked and its caller authenticated.
 
-        It may change the request, and refuse it by raising an A2AError; anything else that it
-        raises is logged, and the caller gets INTERNAL.
+        It may change the request, which is not checked again and whose tenant has been read by
+        then; and refuse it by raising an A2AError. Anything else that it raises is logged, and the
+        caller gets INTERNAL.
         """
 
     async def after(
@@ -50,6 +51,8 @@ class Middleware:
 
 def checked(middleware: Sequence[Middleware]) -> tuple[Middleware, ...]:
     """The middleware; raises TypeError, naming the remedy, for what is none."""
+    if not isinstance(middleware, Sequence):
+        raise TypeError(f"middleware is a {type(middleware).__name__}; give a list")
     for one in middleware:
         if isinstance(one, type):
             raise TypeError(
@@ -129,8 +132,13 @@ async def _leave(
     result: Any,
     error: BaseException | None,
 ) -> None:
+    cancelled: asyncio.CancelledError | None = None
     for one in reversed(entered):
         try:
             await one.after(request, call, result, error)
+        except asyncio.CancelledError as raised:
+            cancelled = raised  # the others still hear that the operation is over
         except Exception:
             logger.exception("%s.after() failed for %s", type(one).__name__, call.method)
+    if cancelled is not None:
+        raise cancelled

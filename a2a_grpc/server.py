@@ -30,7 +30,7 @@ from a2a_grpc.bus.base import Committed, EventBus
 from a2a_grpc.bus.memory import InMemoryBus
 from a2a_grpc.cards.publishing import CardPublisher, CardSource, ExtendedCard, PublishedCards
 from a2a_grpc.cards.signing import CardSigner
-from a2a_grpc.config import ServerSettings
+from a2a_grpc.config import MAX_INT, ServerSettings
 from a2a_grpc.errors import InvalidParamsError, ResourceExhaustedError
 from a2a_grpc.hooks import HookRunner, LifecycleHooks
 from a2a_grpc.middleware import Middleware, checked
@@ -325,18 +325,18 @@ class A2AServer:
                 ("grpc.max_receive_message_length", settings.max_message_bytes),
                 ("grpc.max_send_message_length", -1),
                 ("grpc.max_concurrent_streams", settings.max_concurrent_streams),
-                ("grpc.keepalive_time_ms", int(settings.keepalive_time * 1000)),
-                ("grpc.keepalive_timeout_ms", int(settings.keepalive_timeout * 1000)),
+                ("grpc.keepalive_time_ms", _milliseconds(settings.keepalive_time)),
+                ("grpc.keepalive_timeout_ms", _milliseconds(settings.keepalive_timeout)),
                 ("grpc.keepalive_permit_without_calls", 1),
                 (
                     "grpc.http2.min_ping_interval_without_data_ms",
-                    int(settings.min_ping_interval * 1000),
+                    _milliseconds(settings.min_ping_interval),
                 ),
                 (
                     "grpc.http2.min_recv_ping_interval_without_data_ms",
-                    int(settings.min_ping_interval * 1000),
+                    _milliseconds(settings.min_ping_interval),
                 ),
-                ("grpc.max_connection_age_ms", int(settings.max_connection_age * 1000)),
+                ("grpc.max_connection_age_ms", _milliseconds(settings.max_connection_age)),
             )
         )
         server.add_generic_rpc_handlers(
@@ -427,6 +427,10 @@ class A2AServer:
             asyncio.run(self.serve(on_started=on_started))
         else:
             uvloop.run(self.serve(on_started=on_started))
+
+
+def _milliseconds(seconds: float) -> int:
+    return int(min(seconds * 1000, MAX_INT))
 
 
 async def _submit_again(broker: Broker, operation: Operation) -> None:

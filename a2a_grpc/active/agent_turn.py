@@ -355,9 +355,9 @@ class AgentTurn:
             task = None  # canceling does not depend on it
         # A cancellation comes without its caller; it is the task's owner.
         owned = call_context_of(operation)
-        call = replace(call, principal=owned.principal, tenant=owned.tenant)
+        told = replace(owned, method=call.method, metadata=call.metadata, deadline=call.deadline)
         context = RequestContext(
-            call, task_id=operation.task_id, context_id=operation.context_id, task=task
+            told, task_id=operation.task_id, context_id=operation.context_id, task=task
         )
         context.is_cancelled = True
         try:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from a2a_grpc import pb
-from a2a_grpc.agent.values import from_value
+from a2a_grpc.agent.values import from_value, text_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +80,11 @@ def data_of(parts: Iterable[pb.Part]) -> list[Any]:
     return [from_value(part.data) for part in parts if part.HasField("data")]
 
 
-def said(message: pb.Message, task_id: str) -> HistoryMessage:
+def message_of(message: pb.Message, task_id: str) -> HistoryMessage:
     """A message of a task's history."""
     role: Literal["user", "agent"] = "agent" if message.role == pb.Role.ROLE_AGENT else "user"
     return HistoryMessage(
-        role, _text(message.parts, "\n"), list(message.parts), message.message_id, task_id
+        role, text_of(message.parts, "\n"), list(message.parts), message.message_id, task_id
     )
 
 
@@ -93,7 +93,7 @@ def said_before(task: pb.Task, message_id: str) -> list[HistoryMessage]:
 
     Clients may use a message id again: only the newest message of the user with it is left out.
     """
-    found = [said(message, task.id) for message in task.history]
+    found = [message_of(message, task.id) for message in task.history]
     for at in reversed(range(len(found))):
         if message_id and found[at].message_id == message_id and found[at].role == "user":
             del found[at]
@@ -101,17 +101,16 @@ def said_before(task: pb.Task, message_id: str) -> list[HistoryMessage]:
     return found
 
 
-def answered(artifact: pb.Artifact, task_id: str) -> HistoryMessage:
+def message_of_artifact(artifact: pb.Artifact, task_id: str) -> HistoryMessage:
     """An artifact as what the agent said with it."""
-    return HistoryMessage("agent", _text(artifact.parts), list(artifact.parts), "", task_id)
+    return HistoryMessage("agent", text_of(artifact.parts, ""), list(artifact.parts), "", task_id)
 
 
-def made(artifact: pb.Artifact) -> PreviousArtifact:
+def previous_artifact(artifact: pb.Artifact) -> PreviousArtifact:
     """An artifact of an earlier turn."""
     return PreviousArtifact(
-        artifact.artifact_id, artifact.name or None, _text(artifact.parts), list(artifact.parts)
+        artifact.artifact_id,
+        artifact.name or None,
+        text_of(artifact.parts, ""),
+        list(artifact.parts),
     )
-
-
-def _text(parts: Iterable[pb.Part], delimiter: str = "") -> str:
-    return delimiter.join(part.text for part in parts if part.HasField("text"))

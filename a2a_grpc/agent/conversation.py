@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from a2a_grpc import pb
-from a2a_grpc.agent.content import HistoryMessage, answered, said, said_before
+from a2a_grpc.agent.content import HistoryMessage, message_of, message_of_artifact, said_before
 from a2a_grpc.storage.base import AnyStorage, Scope, TaskQuery
 
 
@@ -20,7 +20,9 @@ class Conversation:
     """
 
     PAGE_SIZE = 20
-    """Tasks that are read from storage at a time."""
+    """Tasks that are read from storage at a time, at the most."""
+    MAX_BYTES = 16 * 2**20
+    """Of what `update` keeps, as JSON."""
 
     def __init__(self, storage: AnyStorage, scope: Scope, context_id: str) -> None:
         self._storage = storage
@@ -34,13 +36,19 @@ class Conversation:
     async def update(self, context: Any) -> None:
         """Keep any JSON value, in place of the former one; the last of two writers wins.
 
-        Raises ValueError for what is no JSON.
+        Raises ValueError for what is no JSON, or more than 16 MiB of it.
         """
         try:
-            # Every storage gives back the same: lists for tuples, strings for a dictionary's keys.
-            value = json.loads(json.dumps(context, allow_nan=False))
+            text = json.dumps(context, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"update_context(context) must be a JSON value: {error}") from error
+        if len(text) > self.MAX_BYTES:
+            raise ValueError(
+                f"update_context(context) takes {self.MAX_BYTES} bytes of JSON at the most, not "
+                f"{len(text)}; keep large things elsewhere, and their place here"
+            )
+        # Every storage gives back the same: lists for tuples, strings for a dictionary's keys.
+        value = json.loads(text)
         await self._storage.update_context(self._context_id, value, scope=self._scope)
 
     async def messages(
@@ -65,7 +73,7 @@ class Conversation:
         query = TaskQuery(
             scope=self._scope,
             context_id=self._context_id,
-            page_size=self.PAGE_SIZE,
+            page_size=min(limit, self.PAGE_SIZE),
             include_artifacts=True,
         )
         while len(newest_first) < limit:
@@ -82,6 +90,6 @@ class Conversation:
 def _of(task: pb.Task, without: str = "") -> list[HistoryMessage]:
     found = said_before(task, without)
     if task.status.HasField("message"):
-        found.append(said(task.status.message, task.id))
-    found.extend(answered(artifact, task.id) for artifact in task.artifacts)
+        found.append(message_of(task.status.message, task.id))
+    found.extend(message_of_artifact(artifact, task.id) for artifact in task.artifacts)
     return found

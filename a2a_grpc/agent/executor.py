@@ -40,7 +40,8 @@ class EventQueue(Protocol):
 class AgentExecutor:
     """An agent: a subclass defines `execute`, and `cancel` if it has something to say then.
 
-    A subclass that defines only `async run(context)` has the short form (`agent.function`).
+    A subclass that defines `async run(context)` in place of `execute` has the short form
+    (`agent.function`).
 
     `on_interruption` says what becomes of a task whose process died: "fail" makes it FAILED,
     "restart" runs `execute()` again, with `context.attempt` above 1.

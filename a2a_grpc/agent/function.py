@@ -7,7 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Coroutine, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Sequence,
+)
 from contextlib import aclosing
 from typing import Any, cast
 
@@ -33,11 +40,17 @@ class FunctionExecutor(AgentExecutor):
     """
 
     def __init__(
-        self, function: Callable[[RequestContext], Any], on_interruption: OnInterruption = "fail"
+        self,
+        function: Callable[[RequestContext], Any],
+        *,
+        name: str,
+        on_interruption: OnInterruption,
+        cancel: Callable[[RequestContext, EventQueue], Awaitable[None]] | None,
     ) -> None:
         self._function = function
-        self.name: str = getattr(function, "__name__", type(function).__name__)
+        self.name = name
         self.on_interruption = on_interruption  # type: ignore[misc]  # per agent, not per class
+        self._cancel = cancel
 
     async def execute(self, context: RequestContext, event_queue: EventQueue) -> None:
         """Call the function, and publish what it returns or yields."""
@@ -54,6 +67,11 @@ class FunctionExecutor(AgentExecutor):
             raise TypeError(
                 f"the agent {self._function!r} must be an async function or an async generator"
             )
+
+    async def cancel(self, context: RequestContext, event_queue: EventQueue) -> None:
+        """Call the `cancel` of an AgentExecutor with `run`; other forms have none."""
+        if self._cancel is not None:
+            await self._cancel(context, event_queue)
 
     async def _returned(
         self, events: TurnEvents, coroutine: Coroutine[Any, Any, Any], task_id: str
@@ -109,6 +127,11 @@ def as_executor(agent: Any) -> AgentExecutor:
     """
     if isinstance(agent, type):
         agent = _made(agent)
+    on_interruption: Any = getattr(agent, "on_interruption", "fail")
+    if on_interruption not in ("fail", "restart"):
+        raise TypeError(
+            f"on_interruption of {agent!r} is {on_interruption!r}; use 'fail' or 'restart'"
+        )
     if isinstance(agent, Worker):
         return WorkerExecutor(agent)
     short = isinstance(agent, AgentExecutor) and type(agent).execute is AgentExecutor.execute
@@ -116,13 +139,13 @@ def as_executor(agent: Any) -> AgentExecutor:
         return cast(AgentExecutor, agent)  # ours, or one written for a2a-sdk
     function = agent if inspect.isroutine(agent) else getattr(agent, "run", None)
     if callable(function):
-        on_interruption: Any = getattr(agent, "on_interruption", "fail")
-        if on_interruption not in ("fail", "restart"):
-            raise TypeError(
-                f"on_interruption of {agent!r} is {on_interruption!r}; use 'fail' or 'restart'"
-            )
         check_parameter(function, "RequestContext", "context")
-        return FunctionExecutor(function, on_interruption)
+        return FunctionExecutor(
+            function,
+            name=getattr(agent, "__name__", type(agent).__name__),
+            on_interruption=on_interruption,
+            cancel=agent.cancel if isinstance(agent, AgentExecutor) else None,
+        )
     if isinstance(agent, pb.AgentCard):
         raise TypeError("an AgentCard is not an agent; give it to A2AServer(agent, card=...)")
     raise TypeError(

@@ -181,7 +181,7 @@ class RequestContext:
 
     def get_user_input(self, delimiter: str = "\n") -> str:
         """The text parts of the message, joined; "" if there are none."""
-        return "" if self._request is None else text_of(self._request.message, delimiter)
+        return "" if self._request is None else text_of(self._request.message.parts, delimiter)
 
 
 class RequestContextBuilder(ABC):

@@ -14,7 +14,7 @@ from a2a_grpc.agent.content import (
     PreviousArtifact,
     data_of,
     files_of,
-    made,
+    previous_artifact,
     said_before,
 )
 from a2a_grpc.agent.dependencies import Dependencies
@@ -97,7 +97,7 @@ class TaskInput:
         When `attempt` is above 1, also those that the agent had begun before it was cut off.
         """
         task = self._context.current_task
-        return [] if task is None else [made(artifact) for artifact in task.artifacts]
+        return [] if task is None else [previous_artifact(artifact) for artifact in task.artifacts]
 
     @property
     def related_tasks(self) -> list[pb.Task]:

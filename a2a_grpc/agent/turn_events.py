@@ -38,13 +38,10 @@ class TurnEvents:
 
     async def publish(self, *events: Event) -> None:
         """Publish events that are stored together, after `start`."""
-        first = not self.started
-        self.started = True
-        # On a task that exists, a status of the agent's own shows that the turn has begun.
-        if first and not (self.continues and _is_status(events)):
+        if not self.started:
+            self.started = True
             events = (self._working(), *events)
-        if events:
-            await self._queue.enqueue_events(*events)
+        await self._queue.enqueue_events(*events)
 
     async def reply(self, message: pb.Message) -> None:
         """Publish a Message in place of a Task."""
@@ -87,7 +84,3 @@ class TurnEvents:
 def says(*parts: pb.Part) -> pb.Message:
     """A message of the agent; the engine gives it its ids."""
     return pb.Message(role=pb.Role.ROLE_AGENT, parts=parts)
-
-
-def _is_status(events: tuple[Event, ...]) -> bool:
-    return bool(events) and isinstance(events[0], pb.TaskStatusUpdateEvent)

@@ -7,7 +7,7 @@ A `google.protobuf.Struct` holds doubles only. Agents get whole numbers as `int`
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from google.protobuf import json_format, struct_pb2
@@ -70,6 +70,6 @@ def to_part(content: Any, *, media_type: str = "") -> pb.Part:
     return pb.Part(data=to_value(content), media_type=media_type or "application/json")
 
 
-def text_of(message: pb.Message, delimiter: str = "\n") -> str:
-    """The message's text parts, joined."""
-    return delimiter.join(part.text for part in message.parts if part.HasField("text"))
+def text_of(parts: Iterable[pb.Part], delimiter: str) -> str:
+    """The text parts, joined."""
+    return delimiter.join(part.text for part in parts if part.HasField("text"))

@@ -64,11 +64,6 @@ class WorkerExecutor(AgentExecutor):
     """
 
     def __init__(self, worker: Worker) -> None:
-        if worker.on_interruption not in ("fail", "restart"):
-            raise TypeError(
-                f"on_interruption of {worker!r} is {worker.on_interruption!r}; use 'fail' or "
-                "'restart'"
-            )
         handle = inspect.unwrap(worker.handle)
         if inspect.isgeneratorfunction(handle) or inspect.isasyncgenfunction(handle):
             raise TypeError(

@@ -100,6 +100,14 @@ async def test_address_of_another_machine_is_named_with_the_remedy() -> None:
         await within(a_server(echo, host="192.0.2.1").__aenter__())
 
 
+@pytest.mark.parametrize(
+    "setting", ["keepalive_time", "keepalive_timeout", "min_ping_interval", "max_connection_age"]
+)
+async def test_infinite_seconds_are_never(setting: str) -> None:
+    async with serving(Agent(echo), **{setting: float("inf")}) as s:
+        assert (await s.send()).status.state == COMPLETED
+
+
 async def test_server_that_can_not_start_lets_go_of_its_store(sqlite: str) -> None:
     with pytest.raises(ValueError, match="unknown broker"):
         await within(a_server(echo, storage=sqlite, broker="amqp://x").__aenter__())

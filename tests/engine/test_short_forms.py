@@ -1,4 +1,4 @@
-"""Agents in a few lines: functions, generators, objects with `run` (DESIGN section 5)."""
+"""Agents in a few lines: functions, generators, objects with `run`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import grpc
 import pytest
 from google.protobuf import json_format
 
-from a2a_grpc import A2AServer, AgentExecutor, RequestContext, pb
+from a2a_grpc import A2AServer, AgentExecutor, EventQueue, RequestContext, pb
+from a2a_grpc.agent.function import as_executor
 from tests.support import (
     CANCELED,
     COMPLETED,
@@ -122,6 +123,38 @@ async def test_object_or_class_with_run_is_an_agent(agent: Any) -> None:
     async with serving(agent) as s:
         task = await s.send("hi")
         assert text(task.artifacts[0]) == "HI"
+
+
+def test_object_with_run_is_called_by_its_class() -> None:
+    assert [as_executor(agent).name for agent in (Run(), RunExecutor())] == ["Run", "RunExecutor"]  # type: ignore[attr-defined]
+
+
+async def test_executor_with_run_is_told_of_its_cancellation() -> None:
+    told = asyncio.Event()
+
+    class Waiting(AgentExecutor):
+        async def run(self, context: RequestContext) -> None:
+            await asyncio.Event().wait()
+
+        async def cancel(self, context: RequestContext, event_queue: EventQueue) -> None:
+            assert context.is_cancelled
+            told.set()
+
+    async with serving(Waiting()) as s:
+        task = await s.send(immediately=True)
+        assert (await s.cancel(task.id)).status.state == CANCELED
+    assert told.is_set()
+
+
+class Retrying(AgentExecutor):
+    on_interruption = "retry"  # type: ignore[assignment]
+
+    async def execute(self, context: RequestContext, event_queue: EventQueue) -> None: ...
+
+
+def test_executor_with_an_unknown_on_interruption_is_refused() -> None:
+    with pytest.raises(TypeError, match="is 'retry'; use 'fail' or 'restart'"):
+        A2AServer(Retrying())
 
 
 @pytest.mark.parametrize("agent", [object(), 1, "x", {"a": 1}])

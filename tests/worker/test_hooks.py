@@ -162,6 +162,25 @@ async def test_hook_that_never_ends_does_not_stop_the_server_from_stopping(
     await asyncio.sleep(0)
 
 
+async def test_hooks_that_are_called_count_among_those_that_wait(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from a2a_grpc.hooks import HookRunner
+
+    monkeypatch.setattr(HookRunner, "MAX_DUE", 2)
+    go, called = asyncio.Event(), []
+
+    async def slow(change: StateChange) -> None:
+        called.append(change.task_id)
+        await go.wait()
+
+    async with serving(worker(talk), hooks=LifecycleHooks(on_terminal=slow)) as s:
+        tasks = [(await s.send("hi")).id for _ in range(3)]
+        go.set()
+    assert called == tasks[:2]
+    assert f"no hook is called for task {tasks[2]}: 2 changes wait already" in caplog.text
+
+
 async def test_hooks_hear_of_failures_and_cancellations(serve: Serve) -> None:
     heard = Heard()
 

@@ -202,9 +202,29 @@ async def test_caller_who_goes_away_is_a_cancelled_error(kind: str) -> None:
         assert log[1] == ("a", "after", "NoneType", "CancelledError")
 
 
+async def test_after_is_called_though_the_caller_goes_away_in_that_of_another() -> None:
+    log: list[Any] = []
+    outer, waiting = Noting("outer", log), asyncio.Event()
+
+    class Slow(Middleware):
+        async def after(self, *seen: Any) -> None:
+            waiting.set()
+            await asyncio.Event().wait()
+
+    async with serving(worker(quiet), middleware=[outer, Slow()]) as s:
+        call = s.call("SendMessage", request())
+        calling = asyncio.ensure_future(call)
+        await within(waiting.wait())
+        call.cancel()
+        await within(outer.left.wait())
+        await asyncio.gather(calling, return_exceptions=True)
+    assert log[1] == ("outer", "after", "Task", "NoneType")
+
+
 @pytest.mark.parametrize(
     ("middleware", "problem"),
     [
+        (Middleware(), "middleware is a Middleware; give a list"),
         ([Middleware], r"middleware takes objects: give Middleware\(\) in place of"),
         ([object()], r"is no middleware: subclass a2a_grpc.Middleware"),
     ],

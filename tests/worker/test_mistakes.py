@@ -84,6 +84,7 @@ def test_what_can_be_seen_before_the_start_is_refused_with_its_remedy(
         ("port", 65536, ValueError, "port is 65536"),
         ("max_attempts", True, TypeError, "max_attempts is True"),
         ("max_message_bytes", 1.5, TypeError, "use a whole number"),
+        ("max_message_bytes", 2**31, ValueError, "use at most 2147483647"),
     ],
 )
 def test_a_setting_that_can_not_be_is_refused_by_name(
