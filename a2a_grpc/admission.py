@@ -176,6 +176,15 @@ class Admission:
             self._on_push_config(operation.task_id)
         self._transient.keep(operation.id, request_context)
         try:
+            await self._submit(prepared, operation)
+        except BaseException:
+            self._transient.take(operation.id)
+            raise
+        return operation
+
+    async def _submit(self, prepared: Prepared, operation: Operation) -> None:
+        """Hand a recorded operation to the broker; what that refuses is over."""
+        try:
             await self._broker.run_task(TaskSendParams(operation.task_id, operation.id))
         except A2AError as error:
             # The caller is told, and whoever sent the same, so the record must not run later.
@@ -187,12 +196,7 @@ class Admission:
             if prepared.push_config is not None and prepared.head is None:
                 # Of a task that will never be.
                 await self._storage.delete_push_config(operation.task_id, prepared.push_config.id)
-            self._transient.take(operation.id)
             raise
-        except BaseException:
-            self._transient.take(operation.id)
-            raise
-        return operation
 
     async def _head_of(self, message: pb.Message, scope: Scope) -> Head | None:
         if not message.task_id:

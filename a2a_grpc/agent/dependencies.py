@@ -8,9 +8,6 @@ from typing import Any, Generic, TypeVar, overload
 
 T = TypeVar("T")
 
-Key = type | str
-"""What a dependency is found by: its type, or a name."""
-
 
 class Dependency(Generic[T]):
     """A resource that the server opens when it starts and closes when it has stopped.

@@ -5,14 +5,12 @@ Whatever a user hands to the server becomes an `AgentExecutor` here.
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from collections.abc import (
     AsyncGenerator,
     AsyncIterable,
     Awaitable,
     Callable,
-    Coroutine,
     Sequence,
 )
 from contextlib import aclosing
@@ -23,7 +21,7 @@ from a2a_grpc.agent.code import check_parameter
 from a2a_grpc.agent.executor import AgentExecutor, EventQueue, OnInterruption
 from a2a_grpc.agent.request_context import RequestContext
 from a2a_grpc.agent.task_context import FINAL_ARTIFACT, STREAMED_ARTIFACT
-from a2a_grpc.agent.turn_events import PROMPT, TurnEvents
+from a2a_grpc.agent.turn_events import TurnEvents, announced
 from a2a_grpc.agent.values import to_part
 from a2a_grpc.agent.worker import Worker, WorkerExecutor
 
@@ -62,7 +60,11 @@ class FunctionExecutor(AgentExecutor):
         elif isinstance(result, AsyncIterable):
             await _stream(events, result)
         elif inspect.iscoroutine(result):
-            await _complete(events, await self._returned(events, result, context.task_id))
+            if events.continues:
+                await events.start()
+            async with announced(events, context.task_id):
+                returned = await result
+            await _complete(events, returned)
         else:
             raise TypeError(
                 f"the agent {self._function!r} must be an async function or an async generator"
@@ -72,24 +74,6 @@ class FunctionExecutor(AgentExecutor):
         """Call the `cancel` of an AgentExecutor with `run`; other forms have none."""
         if self._cancel is not None:
             await self._cancel(context, event_queue)
-
-    async def _returned(
-        self, events: TurnEvents, coroutine: Coroutine[Any, Any, Any], task_id: str
-    ) -> Any:
-        if events.continues:
-            await events.start()
-            return await coroutine
-        running = asyncio.create_task(coroutine, name=f"agent:{task_id}")
-        try:
-            await asyncio.wait((running,), timeout=PROMPT)
-            if not running.done():
-                await events.start()
-            return await running
-        finally:
-            if not running.done():
-                # The function gets to clean up before the turn goes on.
-                running.cancel()
-                await asyncio.wait((running,))
 
 
 async def _stream(events: TurnEvents, chunks: AsyncIterable[Any]) -> None:

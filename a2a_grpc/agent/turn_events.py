@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
 from a2a_grpc import pb
 from a2a_grpc.agent.executor import Event, EventQueue
 from a2a_grpc.agent.request_context import RequestContext
@@ -79,6 +83,26 @@ class TurnEvents:
             append=append,
             last_chunk=last_chunk,
         )
+
+
+@asynccontextmanager
+async def announced(events: TurnEvents, task_id: str) -> AsyncIterator[None]:
+    """Within the block: an agent that has said nothing for `PROMPT` gets its Task shown."""
+    announcement: asyncio.Task[None] | None = None
+
+    def announce() -> None:
+        nonlocal announcement
+        if not events.started:
+            announcement = asyncio.create_task(events.start(), name=f"announce:{task_id}")
+
+    timer = asyncio.get_running_loop().call_later(PROMPT, announce)
+    try:
+        yield
+    finally:
+        timer.cancel()
+        if announcement is not None:
+            # What it may raise ends the turn anyway: the queue remembers a violation.
+            await asyncio.gather(announcement, return_exceptions=True)
 
 
 def says(*parts: pb.Part) -> pb.Message:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
 from abc import ABC, abstractmethod
@@ -15,7 +14,7 @@ from a2a_grpc.agent.executor import AgentExecutor, EventQueue, OnInterruption
 from a2a_grpc.agent.request_context import RequestContext
 from a2a_grpc.agent.spoken import text_part
 from a2a_grpc.agent.task_context import LIFECYCLE_METHODS, TaskContext
-from a2a_grpc.agent.turn_events import PROMPT, TurnEvents, says
+from a2a_grpc.agent.turn_events import TurnEvents, announced, says
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +88,8 @@ class WorkerExecutor(AgentExecutor):
             if events.continues or self._replies_directly:
                 result = await self._handled(ctx)
             else:
-                result = await self._announced(ctx, events)
+                async with announced(events, ctx.task_id):
+                    result = await self._handled(ctx)
         finally:
             events.over = True  # for what the agent has left behind
         if not (ctx.turn_ended or ctx.is_cancelled):
@@ -107,24 +107,6 @@ class WorkerExecutor(AgentExecutor):
                 "def` without a yield"
             )
         return running
-
-    async def _announced(self, ctx: TaskContext, events: TurnEvents) -> object:
-        """Run `handle`; if it says nothing for a moment, callers get a task to follow."""
-        announcement: asyncio.Task[None] | None = None
-
-        def announce() -> None:
-            nonlocal announcement
-            if not events.started:
-                announcement = asyncio.create_task(events.start(), name=f"announce:{ctx.task_id}")
-
-        timer = asyncio.get_running_loop().call_later(PROMPT, announce)
-        try:
-            return await self._handled(ctx)
-        finally:
-            timer.cancel()
-            if announcement is not None:
-                # What it may raise ends the turn anyway: the queue remembers a violation.
-                await asyncio.gather(announcement, return_exceptions=True)
 
     async def cancel(self, context: RequestContext, event_queue: EventQueue) -> None:
         """Run the worker's `cancel`."""

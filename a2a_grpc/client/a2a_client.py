@@ -164,7 +164,9 @@ class A2AClient:
             reference_task_ids=reference_task_ids,
         )
         request.configuration.return_immediately = return_immediately
-        response: Any = await self._session.unary("SendMessage", request, timeout, extensions)
+        response: pb.SendMessageResponse = await self._session.unary(
+            "SendMessage", request, timeout, extensions
+        )
         kind = response.WhichOneof("payload")
         if kind is None:
             raise InvalidAgentResponseError("SendMessage: the answer has no Task and no Message")
@@ -235,8 +237,8 @@ class A2AClient:
             id=_id("task_id", task_id),
             history_length=history_length,
         )
-        task: Any = await self._session.unary("GetTask", request, timeout)
-        return task  # type: ignore[no-any-return]
+        task: pb.Task = await self._session.unary("GetTask", request, timeout)
+        return task
 
     async def list_tasks(
         self,
@@ -269,8 +271,8 @@ class A2AClient:
             request.status_timestamp_after.FromDatetime(status_timestamp_after)
         if include_artifacts:
             request.include_artifacts = True
-        page: Any = await self._session.unary("ListTasks", request, timeout)
-        return page  # type: ignore[no-any-return]
+        page: pb.ListTasksResponse = await self._session.unary("ListTasks", request, timeout)
+        return page
 
     async def iter_tasks(
         self,
@@ -316,8 +318,8 @@ class A2AClient:
         """
         request = pb.CancelTaskRequest(tenant=self._tenant(), id=_id("task_id", task_id))
         put_metadata(request, "metadata", metadata)
-        task: Any = await self._session.unary("CancelTask", request, timeout)
-        return task  # type: ignore[no-any-return]
+        task: pb.Task = await self._session.unary("CancelTask", request, timeout)
+        return task
 
     # Push configurations.
 
@@ -343,8 +345,10 @@ class A2AClient:
             token=token,
             authentication=authentication,
         )
-        made: Any = await self._session.unary("CreateTaskPushNotificationConfig", config, timeout)
-        return made  # type: ignore[no-any-return]
+        made: pb.TaskPushNotificationConfig = await self._session.unary(
+            "CreateTaskPushNotificationConfig", config, timeout
+        )
+        return made
 
     async def get_push_config(
         self, task_id: str, id: str, *, timeout: float | None = None
@@ -353,8 +357,10 @@ class A2AClient:
         request = pb.GetTaskPushNotificationConfigRequest(
             tenant=self._tenant(), task_id=_id("task_id", task_id), id=_id("id", id)
         )
-        config: Any = await self._session.unary("GetTaskPushNotificationConfig", request, timeout)
-        return config  # type: ignore[no-any-return]
+        config: pb.TaskPushNotificationConfig = await self._session.unary(
+            "GetTaskPushNotificationConfig", request, timeout
+        )
+        return config
 
     async def list_push_configs(
         self, task_id: str, *, timeout: float | None = None
@@ -365,7 +371,7 @@ class A2AClient:
             tenant=self._tenant(), task_id=_id("task_id", task_id)
         )
         while True:
-            page: Any = await self._session.unary(
+            page: pb.ListTaskPushNotificationConfigsResponse = await self._session.unary(
                 "ListTaskPushNotificationConfigs", request, timeout
             )
             found.extend(page.configs)
@@ -399,7 +405,7 @@ class A2AClient:
     async def get_extended_card(self, *, timeout: float | None = None) -> pb.AgentCard:
         """The card for authenticated callers (specification 3.1.11)."""
         request = pb.GetExtendedAgentCardRequest(tenant=self._tenant())
-        card: Any = await self._session.unary("GetExtendedAgentCard", request, timeout)
+        card: pb.AgentCard = await self._session.unary("GetExtendedAgentCard", request, timeout)
         return self._source.verified(card)
 
     def _message_request(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import grpc
 from google.protobuf.message import Message
@@ -119,8 +120,8 @@ class Session:
         request: Message,
         timeout: float | None,
         extensions: Sequence[str] = (),
-    ) -> Message:
-        """Make a call that has one answer."""
+    ) -> Any:
+        """Make a call that has one answer; its type is that of the method."""
         proceed: ProceedUnary = self._opened().make
         for interceptor in reversed(self._unary_interceptors):
             proceed = _around(interceptor, proceed)
