@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
-import json
 from collections.abc import Iterator
 
 from a2a_grpc import pb
+from a2a_grpc.cards.signing import header_of
 from a2a_grpc.commands.client.plain import one_line, plain
 
 
@@ -72,8 +70,7 @@ def _signed(card: pb.AgentCard, *, is_verified: bool) -> str:
 def _signer(signature: pb.AgentCardSignature) -> str:
     """Algorithm and key of a JSON Web Signature (RFC 7515), as it says itself."""
     try:
-        padded = signature.protected + "=" * (-len(signature.protected) % 4)
-        header = json.loads(base64.urlsafe_b64decode(padded))
+        header = header_of(signature)
         return f"{one_line(str(header['alg']))} with key {one_line(str(header.get('kid', '?')))}"
-    except (ValueError, KeyError, TypeError, AttributeError, binascii.Error, RecursionError):
+    except (ValueError, KeyError):
         return "by a header that can't be read"
