@@ -56,8 +56,11 @@ from a2a_grpc.hooks import LifecycleHooks, StateChange
 from a2a_grpc.middleware import Middleware
 from a2a_grpc.pb import *  # noqa: F403  the A2A message types
 from a2a_grpc.server import A2AServer
-from a2a_grpc.storage.base import Scope, Storage
+from a2a_grpc.storage.base import Storage
 from a2a_grpc.storage.memory import InMemoryStorage
+from a2a_grpc.storage.values import (
+    Scope,
+)
 
 if TYPE_CHECKING:
     from a2a_grpc.client.a2a_client import A2AClient
@@ -76,7 +79,7 @@ if TYPE_CHECKING:
     from a2a_grpc.client.event_stream import EventStream
     from a2a_grpc.client.retry import RetryPolicy
     from a2a_grpc.client.tls import ClientTLS
-    from a2a_grpc.storage.sql import SqlStorage
+    from a2a_grpc.storage.sql.storage import SqlStorage
 
 __all__ = [
     "A2AClient",
@@ -157,7 +160,7 @@ __all__ += _pb.__all__
 # What only some programs need loads when it is first asked for: SQLAlchemy takes a while to import,
 # and a server needs no client.
 _LAZY = {
-    "SqlStorage": "a2a_grpc.storage.sql",
+    "SqlStorage": "a2a_grpc.storage.sql.storage",
     "A2AClient": "a2a_grpc.client.a2a_client",
     "AgentCardError": "a2a_grpc.client.errors",
     "ClientCall": "a2a_grpc.client.call",

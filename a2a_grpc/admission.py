@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import time
 import uuid
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from a2a_grpc.bus.base import Committed, EventBus
 from a2a_grpc.errors import (
     A2AError,
     ContentTypeNotSupportedError,
+    InternalError,
     InvalidParamsError,
     PushNotificationNotSupportedError,
     ResourceExhaustedError,
@@ -31,9 +33,9 @@ from a2a_grpc.errors import (
 from a2a_grpc.extensions import RETRY_MARK
 from a2a_grpc.media_types import essence, is_listed
 from a2a_grpc.push.guard import check_config
-from a2a_grpc.storage.base import (
+from a2a_grpc.storage.base import AnyStorage
+from a2a_grpc.storage.values import (
     NO_SCOPE,
-    AnyStorage,
     Head,
     Operation,
     Scope,
@@ -42,6 +44,8 @@ from a2a_grpc.storage.base import (
 )
 from a2a_grpc.task import TERMINAL_STATES
 from a2a_grpc.transient import TransientContexts
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,7 @@ class ServiceSettings:
         operation_metadata: keys of the call metadata that an operation carries to the agent.
         allow_private_webhooks: whether push targets may be in private networks.
         max_push_configs: push configurations per task.
+        runs_agents: whether this process works on operations, or others do.
         cancel_poll: seconds between looks into storage while a cancellation is under way.
     """
 
@@ -63,6 +68,7 @@ class ServiceSettings:
     operation_metadata: tuple[str, ...] = ("traceparent", "tracestate", "x-request-id")
     allow_private_webhooks: bool = False
     max_push_configs: int = 100
+    runs_agents: bool = True
     cancel_poll: float = 1.0
 
 
@@ -145,7 +151,11 @@ class Admission:
             extensions=tuple(sorted(call.requested_extensions)),
             deduplication_key=key,
             created_at=now,
+            runs_here=bool(call.request_context),
         )
+        if operation.runs_here and not self._settings.runs_agents:
+            logger.error("middleware gave a request_context, and no agent runs in this process")
+            raise InternalError
         since = now - self._settings.deduplication_window if looks_up else None
         return Prepared(operation, head, push_config, since)
 
@@ -165,31 +175,37 @@ class Admission:
         return await asyncio.shield(task)
 
     async def _take_in(self, prepared: Prepared, request_context: dict[str, Any]) -> Operation:
-        operation = await self._storage.admit(
-            prepared.operation,
-            duplicates_since=prepared.duplicates_since,
-            push_config=prepared.push_config,
-        )
-        if operation.id != prepared.operation.id:
-            return operation
-        if prepared.push_config is not None:
-            self._on_push_config(operation.task_id)
-        self._transient.keep(operation.id, request_context)
+        operation_id = prepared.operation.id
+        # Before it is recorded: whoever has the task may begin with it at once.
+        self._transient.keep(operation_id, request_context)
         try:
+            operation = await self._storage.admit(
+                prepared.operation,
+                duplicates_since=prepared.duplicates_since,
+                push_config=prepared.push_config,
+            )
+            if operation.id != operation_id:
+                self._transient.take(operation_id)
+                return operation
+            if prepared.push_config is not None:
+                self._on_push_config(operation.task_id)
             await self._submit(prepared, operation)
         except BaseException:
-            self._transient.take(operation.id)
+            self._transient.take(operation_id)
             raise
         return operation
 
     async def _submit(self, prepared: Prepared, operation: Operation) -> None:
         """Hand a recorded operation to the broker; what that refuses is over."""
         try:
-            await self._broker.run_task(TaskSendParams(operation.task_id, operation.id))
+            await self._broker.run_task(
+                TaskSendParams(operation.task_id, operation.id, here=operation.runs_here)
+            )
         except A2AError as error:
             # The caller is told, and whoever sent the same, so the record must not run later.
             outcome = error_outcome(error, refused=True)
-            await self._storage.finish_operation(operation.id, outcome)
+            if not await self._storage.refuse_operation(operation.id, outcome):
+                return  # whoever holds the task found it in storage, and works on it
             await self._bus.publish(
                 Committed(operation.task_id, 0, 0, 0, operation_id=operation.id, outcome=outcome)
             )

@@ -8,7 +8,13 @@ import time
 from a2a_grpc import pb
 from a2a_grpc.bus.base import Committed, EventBus, OnCommit
 from a2a_grpc.errors import UnavailableError
-from a2a_grpc.storage.base import AnyStorage, Commit, FenceLostError, Head, VersionConflictError
+from a2a_grpc.storage.base import AnyStorage
+from a2a_grpc.storage.values import (
+    Commit,
+    FenceLostError,
+    Head,
+    VersionConflictError,
+)
 from a2a_grpc.task import event_entry
 
 _under_way: set[asyncio.Task[bool]] = set()

@@ -27,6 +27,11 @@ class ServerSettings:
             retries, all, or none.
         deduplication_window: seconds for which a message is remembered.
         retain_tasks: seconds for which a finished task is kept.
+        compact_after: seconds after its end at which a task's log is folded into its snapshot.
+        role: what this process does: everything, only gRPC, or only the agents' work.
+        lease: seconds after which others take over the tasks of a replica that fell silent; also
+            how long an agent goes on while the database can't be reached.
+        concurrency: turns that this process runs at a time.
         operation_metadata: keys of call metadata that reach the agent; never those of credentials.
         allow_private_webhooks: whether push notifications may go into private networks.
         assume_version: the protocol version of calls that name none; None refuses them.
@@ -36,6 +41,7 @@ class ServerSettings:
         keepalive_time: seconds of silence on a connection before the server pings its client.
         keepalive_timeout: seconds that the client gets to answer.
         min_ping_interval: seconds between pings that a client may send on an idle connection.
+        reuse_port: whether other processes of this service listen on the same port.
         max_connection_age: seconds after which a client is asked to connect again, so that load
             spreads over new replicas; calls that are open on the connection go on.
     """
@@ -49,6 +55,10 @@ class ServerSettings:
     deduplicate: Literal["marked", "always", "never"] = "marked"
     deduplication_window: float = 300.0
     retain_tasks: float = 30 * 86400.0
+    compact_after: float = 3600.0
+    role: Literal["all", "frontend", "worker"] = "all"
+    lease: float = 15.0
+    concurrency: int = 10_000
     operation_metadata: tuple[str, ...] = ("traceparent", "tracestate", "x-request-id")
     allow_private_webhooks: bool = False
     assume_version: str | None = None
@@ -57,6 +67,7 @@ class ServerSettings:
     keepalive_time: float = 60.0
     keepalive_timeout: float = 20.0
     min_ping_interval: float = 10.0
+    reuse_port: bool = False
     max_connection_age: float = 1800.0
 
     def __post_init__(self) -> None:
@@ -69,6 +80,12 @@ class ServerSettings:
             )
         if self.deduplicate not in ("marked", "always", "never"):
             raise ValueError(f"deduplicate is {self.deduplicate!r}; use marked, always or never")
+        if self.role not in ("all", "frontend", "worker"):
+            raise ValueError(f"role is {self.role!r}; use all, frontend or worker")
+        if self.lease < 1:
+            raise ValueError(f"lease is {self.lease:g}; use 1 second or more")
+        if self.concurrency < 1:
+            raise ValueError(f"concurrency is {self.concurrency}; use 1 or more")
         if self.port > 65535:
             raise ValueError(f"port is {self.port}; use 0 to 65535")
 

@@ -12,32 +12,35 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2_grpc
 
 from a2a_grpc.active.agent_turn import ActiveParts, ActiveSettings
 from a2a_grpc.active.registry import ActiveTaskRegistry
 from a2a_grpc.active.worker_loop import WorkerLoop
 from a2a_grpc.admission import ServiceSettings
+from a2a_grpc.agent.code import mentions
 from a2a_grpc.agent.dependencies import check_dependencies, open_dependencies
 from a2a_grpc.agent.executor import AgentExecutor
 from a2a_grpc.agent.function import as_executor
 from a2a_grpc.agent.request_context import RequestContextBuilder, SimpleRequestContextBuilder
 from a2a_grpc.auth.base import Authenticator
-from a2a_grpc.broker.base import Broker, TaskSendParams
+from a2a_grpc.backends import bus_for, open_broker, open_storage
+from a2a_grpc.broker.base import Broker
 from a2a_grpc.broker.memory import InMemoryBroker
 from a2a_grpc.bus.base import Committed, EventBus
-from a2a_grpc.bus.memory import InMemoryBus
+from a2a_grpc.bus.catch_up import CatchUp
 from a2a_grpc.cards.publishing import CardPublisher, CardSource, ExtendedCard, PublishedCards
 from a2a_grpc.cards.signing import CardSigner
-from a2a_grpc.config import MAX_INT, ServerSettings
-from a2a_grpc.errors import InvalidParamsError, ResourceExhaustedError
+from a2a_grpc.config import ServerSettings
+from a2a_grpc.errors import InvalidParamsError
+from a2a_grpc.health import BROKER, BUS, STORAGE, Readiness
 from a2a_grpc.hooks import HookRunner, LifecycleHooks
+from a2a_grpc.listener import bind, grpc_server
 from a2a_grpc.middleware import Middleware, checked
 from a2a_grpc.push.delivery import PushDelivery, PushSettings
+from a2a_grpc.recovery import Resubmitter
 from a2a_grpc.service import A2AService
-from a2a_grpc.storage.base import AnyStorage, Operation
-from a2a_grpc.storage.memory import InMemoryStorage
+from a2a_grpc.storage.base import AnyStorage
 from a2a_grpc.transient import TransientContexts
 from a2a_grpc.wire.call import Gate
 from a2a_grpc.wire.discovery import DISCOVERY_NAME, DiscoveryServicer
@@ -48,6 +51,10 @@ from a2a_grpc.wire.validation import ValidationLimits
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+PUSH_POLL = 30.0
+SHARED_PUSH_POLL = 1.0
+"""Seconds between looks for push notifications that no commit of this process announced."""
 
 
 class A2AServer:
@@ -62,9 +69,9 @@ class A2AServer:
         extended_card: the card for authenticated callers, its path, or a function of the call, sync
             or async, that makes it.
         card_signer: signs every card that is given out.
-        storage: a Storage, or its URL: `memory:`, `sqlite:///file.db`. The server opens and closes
-            it. In memory unless given.
-        broker: a Broker, or its URL: `memory:`.
+        storage: a Storage, or its URL: `memory:`, `sqlite:///file.db`, `postgresql://...`. The
+            server opens and closes it. In memory unless given.
+        broker: a Broker, or its URL: `memory:`, `nats://host:4222`.
         bus: an EventBus; the one that goes with the broker unless given.
         authenticator: an object with `async authenticate(call) -> Principal`; without one the
             server is open to everybody.
@@ -76,7 +83,8 @@ class A2AServer:
         limits: how much a request may hold.
         settings: everything with a number.
 
-    Entering raises OSError if the port is taken, and CardError if a card can't be read or is wrong.
+    Entering raises OSError if the port is taken, CardError if a card can't be read or is wrong, and
+    ValueError for parts that do not go together.
     """
 
     LINGER = 0.2
@@ -137,7 +145,7 @@ class A2AServer:
         self._stack = AsyncExitStack()
         self._cards: dict[str | None, PublishedCards] = {}
         self._gate: Gate | None = None
-        self._health: health.aio.HealthServicer | None = None
+        self._readiness: Readiness | None = None
         self._registry: ActiveTaskRegistry | None = None
         self.card = card
         """The public card, its path, or a mapping by tenant; may be set until the server starts."""
@@ -212,13 +220,24 @@ class A2AServer:
     async def _open(self, stack: AsyncExitStack) -> None:
         settings = self.settings
         publisher = self._card_publisher()  # a wrong card opens nothing
+        storage = open_storage(self.storage, settings)
+        broker = open_broker(self.broker, settings)
+        self._check_role(storage, broker)
         # First in, last out: agents use them until the end.
         deps = await open_dependencies(self._deps, stack)
-        storage = await stack.enter_async_context(_open_storage(self.storage))
-        broker = await stack.enter_async_context(_open_broker(self.broker))
-        bus = await stack.enter_async_context(self._bus or InMemoryBus())
+        await stack.enter_async_context(storage)
+        await stack.enter_async_context(broker)
+        bus = await stack.enter_async_context(self._bus or bus_for(self.broker))
+        if bus.loses:
+            await stack.enter_async_context(CatchUp(storage, bus))
         push = await stack.enter_async_context(
-            PushDelivery(storage, PushSettings(allow_private=settings.allow_private_webhooks))
+            PushDelivery(
+                storage,
+                PushSettings(
+                    allow_private=settings.allow_private_webhooks,
+                    poll_interval=PUSH_POLL if storage.lease is None else SHARED_PUSH_POLL,
+                ),
+            )
         )
         hooks = None
         if self._hooks is not None:
@@ -246,8 +265,10 @@ class A2AServer:
                     cancel_timeout=settings.cancel_timeout, max_attempts=settings.max_attempts
                 ),
                 on_commit=on_commit,
+                on_push_config=push.expect,
                 deps=deps,
                 transient=transient,
+                bury=broker.bury,
             )
         )
         service = A2AService(
@@ -264,6 +285,7 @@ class A2AServer:
                 deduplication_window=settings.deduplication_window,
                 operation_metadata=settings.operation_metadata,
                 allow_private_webhooks=settings.allow_private_webhooks,
+                runs_agents=settings.role != "frontend",
             ),
         )
         gate = Gate(
@@ -271,14 +293,72 @@ class A2AServer:
             authenticator=self._authenticator,
             assume_version=settings.assume_version,
         )
+        self._gate, self._registry = gate, registry
+        handlers = []
+        services = [""]
+        if settings.role != "worker":
+            services += SERVICE_NAME, DISCOVERY_NAME
+            discovery = DiscoveryServicer(
+                lambda tenant: self._cards_for(tenant).data, gate, self._limits
+            )
+            handlers = [
+                A2AServicer(service, gate, self._limits, self._middleware).handler(),
+                discovery.handler(),
+                *reflection_handlers(SERVICE_NAME, DISCOVERY_NAME),
+            ]
+        server = grpc_server(settings, handlers)
         health_servicer = health.aio.HealthServicer()
-        self._gate, self._health, self._registry = gate, health_servicer, registry
-        server = self._grpc_server(
-            A2AServicer(service, gate, self._limits, self._middleware),
-            DiscoveryServicer(lambda tenant: self._cards_for(tenant).data, gate, self._limits),
-            health_servicer,
-        )
+        health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
+        self.port = bind(server, settings)
         self._cards = publisher.publish(self.address)
+        self._warn(storage, broker)
+
+        # Left in this order: refuse, let turns end, end what is open, close the port.
+        stack.push_async_callback(server.stop, 1.0)
+        stack.callback(gate.close)
+        # Turns that have just ended: their callers get the last events.
+        stack.push_async_callback(gate.settled, min(1.0, settings.grace))
+        if settings.role != "frontend":
+            await stack.enter_async_context(
+                WorkerLoop(storage, broker, registry, grace=settings.grace)
+            )
+        await stack.enter_async_context(Resubmitter(storage, broker, on_found=push.expect))
+        sweeper = asyncio.create_task(self._sweep(storage), name="sweeper")
+        stack.push_async_callback(_cancelled, sweeper)
+        await server.start()
+        stack.callback(gate.drain)
+        checks = {STORAGE: storage.check, BROKER: broker.check, BUS: bus.check}
+        self._readiness = await stack.enter_async_context(
+            Readiness(health_servicer, services, checks)
+        )
+
+    def _check_role(self, storage: AnyStorage, broker: Broker) -> None:
+        """Raises ValueError for parts that do not go together."""
+        role, own_broker = self.settings.role, isinstance(broker, InMemoryBroker)
+        if storage.lease is None and not own_broker:
+            raise ValueError(
+                "a broker between processes needs a store that they share; use postgresql://"
+            )
+        if role == "all":
+            return
+        if storage.lease is None or own_broker:
+            raise ValueError(
+                f"the role {role} needs a store and a broker that other processes share; use "
+                "postgresql:// and nats://"
+            )
+        for one in self._middleware if role == "frontend" else ():
+            if mentions(type(one), "request_context", below=Middleware):
+                raise ValueError(
+                    f"{type(one).__name__} uses request_context, which never leaves its process, "
+                    "and a frontend runs no agent; use role all"
+                )
+
+    def _warn(self, storage: AnyStorage, broker: Broker) -> None:
+        if storage.lease is not None and isinstance(broker, InMemoryBroker):
+            logger.warning(
+                "the store can be shared and the broker can not: run one process only, or give "
+                "all of them a nats:// broker"
+            )
         for cards in self._cards.values():
             if cards.public.security_schemes and self._authenticator is None:
                 logger.warning(
@@ -286,76 +366,6 @@ class A2AServer:
                     " it takes every call, unless something in front of it checks credentials",
                     cards.public.name,
                 )
-
-        # Left in this order: refuse, let turns end, end what is open, close the port.
-        stack.push_async_callback(server.stop, 1.0)
-        stack.callback(gate.close)
-        # Turns that have just ended: their callers get the last events.
-        stack.push_async_callback(gate.settled, min(1.0, settings.grace))
-        await stack.enter_async_context(WorkerLoop(broker, registry, grace=settings.grace))
-        unfinished = await storage.unfinished_operations()
-        if begun := sum(operation.attempts > 0 for operation in unfinished):
-            logger.warning(
-                "an earlier process stopped while agents worked; their messages: %d, which fail or "
-                "start again, as each agent's on_interruption says",
-                begun,
-            )
-        for operation in unfinished:
-            push.expect(operation.task_id)
-            await _submit_again(broker, operation)
-        sweeper = asyncio.create_task(self._sweep(storage), name="sweeper")
-        stack.push_async_callback(_cancelled, sweeper)
-        await server.start()
-        stack.callback(gate.drain)
-        stack.push_async_callback(health_servicer.enter_graceful_shutdown)
-        for name in ("", SERVICE_NAME, DISCOVERY_NAME):
-            await health_servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
-
-    def _grpc_server(
-        self,
-        servicer: A2AServicer,
-        discovery: DiscoveryServicer,
-        health_servicer: health.aio.HealthServicer,
-    ) -> grpc.aio.Server:
-        settings = self.settings
-        server = grpc.aio.server(
-            options=(
-                # Without this a second server on a taken port starts, and calls hang.
-                ("grpc.so_reuseport", 0),
-                ("grpc.max_receive_message_length", settings.max_message_bytes),
-                ("grpc.max_send_message_length", -1),
-                ("grpc.max_concurrent_streams", settings.max_concurrent_streams),
-                ("grpc.keepalive_time_ms", _milliseconds(settings.keepalive_time)),
-                ("grpc.keepalive_timeout_ms", _milliseconds(settings.keepalive_timeout)),
-                ("grpc.keepalive_permit_without_calls", 1),
-                (
-                    "grpc.http2.min_ping_interval_without_data_ms",
-                    _milliseconds(settings.min_ping_interval),
-                ),
-                (
-                    "grpc.http2.min_recv_ping_interval_without_data_ms",
-                    _milliseconds(settings.min_ping_interval),
-                ),
-                ("grpc.max_connection_age_ms", _milliseconds(settings.max_connection_age)),
-            )
-        )
-        server.add_generic_rpc_handlers(
-            (
-                servicer.handler(),
-                discovery.handler(),
-                *reflection_handlers(SERVICE_NAME, DISCOVERY_NAME),
-            )
-        )
-        health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
-        host = f"[{settings.host}]" if ":" in settings.host else settings.host
-        try:
-            self.port = server.add_insecure_port(f"{host}:{settings.port}")
-        except RuntimeError as error:
-            raise OSError(
-                f"can't listen on {host}:{settings.port}: the port is taken or the address is not "
-                "this machine's; choose others (--host, --port)"
-            ) from error
-        return server
 
     async def _sweep(self, storage: AnyStorage) -> None:
         while True:
@@ -365,6 +375,7 @@ class A2AServer:
                 forgotten = await storage.sweep(
                     tasks_before=max(0.0, now - self.settings.retain_tasks),  # infinity: for ever
                     operations_before=now - self.settings.deduplication_window,
+                    logs_before=max(0.0, now - self.settings.compact_after),
                 )
             except Exception:
                 logger.exception("sweeping failed; it will be tried again")
@@ -407,8 +418,8 @@ class A2AServer:
             active,
             self.settings.grace,
         )
-        if self._gate is not None and self._health is not None:
-            await self._health.enter_graceful_shutdown()
+        if self._gate is not None and self._readiness is not None:
+            await self._readiness.drain()
             self._gate.drain()
             # What gRPC has received and not yet handed over would be CANCELLED when the port
             # closes, which clients do not retry; so it gets its refusal first.
@@ -427,41 +438,6 @@ class A2AServer:
             asyncio.run(self.serve(on_started=on_started))
         else:
             uvloop.run(self.serve(on_started=on_started))
-
-
-def _milliseconds(seconds: float) -> int:
-    return int(min(seconds * 1000, MAX_INT))
-
-
-async def _submit_again(broker: Broker, operation: Operation) -> None:
-    """Submit what an earlier process left; where there is more than fits, wait for the worker."""
-    while True:
-        try:
-            await broker.run_task(TaskSendParams(operation.task_id, operation.id))
-        except ResourceExhaustedError as error:
-            await asyncio.sleep(error.retry_after or 1.0)
-        else:
-            return
-
-
-def _open_storage(storage: AnyStorage | str | None) -> AnyStorage:
-    if storage is None or storage == "memory:":
-        return InMemoryStorage()
-    if isinstance(storage, str):
-        if storage.startswith("sqlite"):
-            from a2a_grpc.storage.sql import SqlStorage
-
-            return SqlStorage(storage)
-        raise ValueError(f"unknown store {storage!r}; use memory: or sqlite:///file.db")
-    return storage
-
-
-def _open_broker(broker: Broker | str | None) -> Broker:
-    if broker is None or broker == "memory:":
-        return InMemoryBroker()
-    if isinstance(broker, str):
-        raise ValueError(f"unknown broker {broker!r}; use memory:")
-    return broker
 
 
 async def _cancelled(task: asyncio.Task[None]) -> None:

@@ -7,15 +7,24 @@ through storage (the record), the broker (the way there) and the bus (the way ba
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable
+from contextlib import nullcontext
 
 from a2a_grpc import pb
 from a2a_grpc.admission import Admission, ServiceSettings, require_push, scope_of
 from a2a_grpc.agent.call_context import ServerCallContext
 from a2a_grpc.agent.request_context import RequestContextBuilder
 from a2a_grpc.broker.base import Broker, TaskIdParams
-from a2a_grpc.bus.base import Committed, EventBus, OnCommit, ignore_commit
+from a2a_grpc.bus.base import (
+    Committed,
+    EventBus,
+    OnCommit,
+    OperationWatch,
+    TaskChannel,
+    ignore_commit,
+)
 from a2a_grpc.cancellation import cancel_idle_task
 from a2a_grpc.cards.publishing import PublishedCards
 from a2a_grpc.errors import (
@@ -24,12 +33,13 @@ from a2a_grpc.errors import (
     TaskNotCancelableError,
     TaskNotFoundError,
     UnauthenticatedError,
+    UnavailableError,
     UnsupportedOperationError,
 )
 from a2a_grpc.extensions import LAST_SEQUENCE, SEQUENCE_EXTENSION
 from a2a_grpc.paging import page_token, read_page_token
-from a2a_grpc.storage.base import (
-    AnyStorage,
+from a2a_grpc.storage.base import AnyStorage
+from a2a_grpc.storage.values import (
     Head,
     LogTruncatedError,
     Operation,
@@ -38,7 +48,14 @@ from a2a_grpc.storage.base import (
     TaskQuery,
 )
 from a2a_grpc.subscription import Streamed, Subscription
-from a2a_grpc.task import INTERRUPTED_STATES, TERMINAL_STATES, trim_history
+from a2a_grpc.task import (
+    INTERRUPTED_STATES,
+    TERMINAL_STATES,
+    EntryKind,
+    LogEntry,
+    TaskFold,
+    trim_history,
+)
 from a2a_grpc.transient import TransientContexts
 
 logger = logging.getLogger(__name__)
@@ -56,6 +73,13 @@ class A2AService:
         transient: request contexts of middleware, on their way to the agent.
         on_push_config: called with the task's id when it gets a push configuration.
     """
+
+    IDLE_PATIENCE = 5.0
+    """Seconds that a message may take to enter a task that nobody works on, before its sender gets
+    the task as it is."""
+    ASKED_PATIENCE = 0.5
+    """The same for a task whose agent has asked for input and is about to return; or has begun with
+    the answer, and not said anything yet."""
 
     def __init__(
         self,
@@ -100,21 +124,34 @@ class A2AService:
         with (
             self._bus.channel(operation.task_id) as channel,
             channel.watch(operation.id) as watch,
+            # The whole task comes by, perhaps from another process: nobody has to read it back.
+            channel.reader() if head is None and self._storage.lease else nullcontext(),
         ):
+            await self._bus.attached(operation.task_id)
             taken_in = await self._admission.take_in(prepared, call)
             if taken_in.id == operation.id:
                 if not immediately:
                     settled = await watch.settled
-                    return await self._result(operation, settled, request)
-                # A new task is waited for, and one that exists and is idle until the message is in.
-                while not (watch.ended or (channel.version if head is None else watch.started)):
-                    if head is not None and _is_busy(head):
-                        break
-                    await channel.changed()
+                    return await self._result(operation, settled, request, channel)
+                if head is not None:
+                    await self._message_is_in(head, watch, channel)
+                else:
+                    while not (watch.ended or channel.version):
+                        await channel.changed()
                 if watch.ended is not None:
                     return await self._result(operation, watch.ended, request)
                 return await self._task_result(operation.task_id, None, request)
         return await self._repeat(taken_in, request)
+
+    async def _message_is_in(self, head: Head, watch: OperationWatch, channel: TaskChannel) -> None:
+        """Wait until the message has entered the task, unless it has to wait behind others."""
+        if _is_busy(head):
+            return
+        patience = self.ASKED_PATIENCE if head.running else self.IDLE_PATIENCE
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(patience):
+                while not (watch.started or watch.ended):
+                    await channel.changed()
 
     async def _repeat(
         self, operation: Operation, request: pb.SendMessageRequest
@@ -124,6 +161,7 @@ class A2AService:
             self._bus.channel(operation.task_id) as channel,
             channel.watch(operation.id) as watch,
         ):
+            await self._bus.attached(operation.task_id)
             # Looked up once more now that the channel is open: its end is not missed.
             operation = await self._storage.load_operation(operation.id) or operation
             if operation.outcome is not None:
@@ -140,10 +178,17 @@ class A2AService:
             return await self._result(operation, await watch.settled, request)
 
     async def _result(
-        self, operation: Operation, settled: Committed, request: pb.SendMessageRequest
+        self,
+        operation: Operation,
+        settled: Committed,
+        request: pb.SendMessageRequest,
+        channel: TaskChannel | None = None,
     ) -> pb.Task | pb.Message:
         if settled.outcome is not None and settled.outcome.kind is not OutcomeKind.TASK:
             return await self._outcome(operation, settled.outcome, request)
+        if channel is not None and (task := _folded(channel, settled)) is not None:
+            trim_history(task, _history_length(request.configuration))
+            return task
         return await self._task_result(operation.task_id, settled.version, request)
 
     async def _outcome(
@@ -178,14 +223,13 @@ class A2AService:
         operation, head = prepared.operation, prepared.head
         history_length = _history_length(request.configuration)
         numbered = SEQUENCE_EXTENSION in call.requested_extensions
-        with Subscription(self._storage, self._bus, operation.task_id) as subscription:
+        async with Subscription(self._storage, self._bus, operation.task_id) as subscription:
             watch = subscription.watch(operation.id)
             taken_in = await self._admission.take_in(prepared, call)
             if taken_in.id == operation.id:
                 if head is not None:
                     # The Task as the turn begins; one that is busy is shown, and followed, at once.
-                    while not (_is_busy(head) or watch.started or watch.ended):
-                        await subscription.channel.changed()
+                    await self._message_is_in(head, watch, subscription.channel)
                     version = watch.started.version if watch.started else None
                     yield await self._first(subscription, version, history_length, numbered)
                 async for event in self._follow(subscription, history_length, numbered):
@@ -198,7 +242,7 @@ class A2AService:
         self, operation: Operation, history_length: int | None, numbered: bool
     ) -> AsyncIterator[bytes]:
         """Follow an earlier operation: the Task as it is now, then the rest; or the Message."""
-        with Subscription(self._storage, self._bus, operation.task_id) as subscription:
+        async with Subscription(self._storage, self._bus, operation.task_id) as subscription:
             subscription.watch(operation.id)
             operation = await self._storage.load_operation(operation.id) or operation
             outcome = operation.outcome
@@ -283,6 +327,7 @@ class A2AService:
         scope = scope_of(call)
         asked = False
         with self._bus.channel(request.id) as channel:
+            await self._bus.attached(request.id)
             while True:
                 head = await self._storage.load_head(request.id, scope=scope)
                 if head is None:
@@ -300,7 +345,7 @@ class A2AService:
                         break
                     continue
                 # Asked again at every look: whoever runs the task counts it once.
-                await self._broker.cancel_task(TaskIdParams(request.id))
+                await self._ask_to_cancel(request.id, remember=not asked)
                 asked = True
                 try:
                     async with asyncio.timeout(self._settings.cancel_poll):
@@ -308,6 +353,15 @@ class A2AService:
                 except TimeoutError:
                     continue
         return await self.get_task(pb.GetTaskRequest(tenant=request.tenant, id=request.id), call)
+
+    async def _ask_to_cancel(self, task_id: str, *, remember: bool) -> None:
+        """Tell whoever runs the task, at once; and by way of storage, should that not arrive."""
+        try:
+            await self._broker.cancel_task(TaskIdParams(task_id))
+        except UnavailableError as error:
+            logger.warning("task %s: canceling takes longer: %s", task_id, error)
+        if remember:
+            await self._storage.request_cancel(task_id)
 
     async def subscribe_to_task(
         self, request: pb.SubscribeToTaskRequest, call: ServerCallContext
@@ -322,7 +376,7 @@ class A2AService:
         scope = scope_of(call)
         seen = _last_sequence(call)
         numbered = seen is not None or SEQUENCE_EXTENSION in call.requested_extensions
-        with Subscription(self._storage, self._bus, request.id) as subscription:
+        async with Subscription(self._storage, self._bus, request.id) as subscription:
             snapshot = await self._storage.load_snapshot(request.id, scope=scope)
             if snapshot is None:
                 raise TaskNotFoundError.of(request.id)
@@ -437,6 +491,23 @@ class A2AService:
             raise UnsupportedOperationError(
                 "this agent does not declare the capability streaming in its card; use SendMessage"
             )
+
+
+def _folded(channel: TaskChannel, committed: Committed) -> pb.Task | None:
+    """The task as of a commit, if the channel holds all that makes it."""
+    count = committed.sequence
+    # A version more than events is a message of the user, which is no event.
+    if not count or committed.version != count:
+        return None
+    events = channel.read(0)
+    if events is None or len(events) < count:
+        return None
+    fold = TaskFold()
+    fold.apply(
+        LogEntry(number, number, EntryKind.EVENT, payload)
+        for number, payload in enumerate(events[:count], 1)
+    )
+    return fold.task
 
 
 def _is_busy(head: Head) -> bool:

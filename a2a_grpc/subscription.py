@@ -16,7 +16,12 @@ from a2a_grpc import pb
 from a2a_grpc.bus.base import EventBus, OperationWatch, TaskChannel
 from a2a_grpc.errors import TaskNotFoundError
 from a2a_grpc.extensions import SEQUENCE_EXTENSION
-from a2a_grpc.storage.base import AnyStorage, LogTruncatedError, OutcomeKind, Snapshot
+from a2a_grpc.storage.base import AnyStorage
+from a2a_grpc.storage.values import (
+    LogTruncatedError,
+    OutcomeKind,
+    Snapshot,
+)
 from a2a_grpc.task import TERMINAL_STATES, EntryKind, LogEntry
 
 
@@ -53,7 +58,7 @@ class Streamed(NamedTuple):
 
 
 class Subscription:
-    """One reader of one task; a context manager.
+    """One reader of one task; an async context manager.
 
     Open it before the snapshot is taken, or before the operation is submitted, whose events it is
     to follow; then nothing is missed in between.
@@ -73,13 +78,18 @@ class Subscription:
         self._watch: OperationWatch | None = None
         self._stack = ExitStack()
 
-    def __enter__(self) -> Self:
+    async def __aenter__(self) -> Self:
         self._channel: TaskChannel = self._bus.open(self._task_id)
         self._stack.callback(self._bus.close, self._task_id)
         self._stack.enter_context(self._channel.reader())
+        try:
+            await self._bus.attached(self._task_id)
+        except BaseException:
+            self._stack.close()
+            raise
         return self
 
-    def __exit__(
+    async def __aexit__(
         self,
         exc_type: type[BaseException] | None,
         exc: BaseException | None,

@@ -15,9 +15,16 @@ from benchmarks.runner import Runner
 from benchmarks.scenarios import SCENARIOS
 from benchmarks.target import KINDS, Kind, available_kinds
 
+CLUSTER = "--cluster"
+
 
 def main() -> int:
     """Run the command; returns its exit status: 1 if a2a-grpc lost something or failed."""
+    if CLUSTER in sys.argv[1:]:
+        from benchmarks.cluster.command import main as measure_cluster
+
+        arguments = [argument for argument in sys.argv[1:] if argument != CLUSTER]
+        return measure_cluster(arguments, _say, _progress)
     options = _options()
     loop: str = options.loop
     kinds = [KINDS[name] for name in KINDS if name in (options.servers or available_kinds())]
@@ -64,6 +71,11 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description="Measure a2a-grpc beside a bare grpc.aio server and a2a-sdk.",
+    )
+    parser.add_argument(
+        CLUSTER,
+        action="store_true",
+        help="measure replicas on PostgreSQL and NATS instead; with --help, its own options",
     )
     parser.add_argument("--quick", action="store_true", help="less work, fewer rounds")
     parser.add_argument(

@@ -1,7 +1,7 @@
 """The Python environment of a2a-sdk: made once with pip, kept in the user's cache directory.
 
-Its dependencies are pinned to the versions in use here, so that both servers stand on the same grpc
-and protobuf.
+Its dependencies are pinned to the versions in use here, so that both servers stand on the same
+grpc, protobuf and database driver.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-SDK = "a2a-sdk[grpc]==1.3.*"
-_PINNED = ("grpcio", "protobuf", "uvloop")
+SDK = "a2a-sdk[grpc,postgresql]==1.3.*"
+_PINNED = ("grpcio", "protobuf", "uvloop", "sqlalchemy", "asyncpg")
 
 
 def cache_directory() -> Path:

@@ -44,6 +44,7 @@ class Client:
         self.send_message: UnaryCall = self._unary("SendMessage")
         self.get_task: UnaryCall = self._unary("GetTask")
         self.list_tasks: UnaryCall = self._unary("ListTasks")
+        self.cancel_task: UnaryCall = self._unary("CancelTask")
         self.send_streaming_message: StreamCall = self._streaming("SendStreamingMessage")
         self.subscribe_to_task: StreamCall = self._streaming("SubscribeToTask")
 
@@ -112,12 +113,17 @@ class Reader:
         call: the method.
         request: what to call it with.
         pause: seconds to wait after each event while `hurry` is not set.
+        timed: keep the time of every event, nanoseconds of `time.monotonic_ns`, in `arrivals`.
     """
 
-    def __init__(self, call: StreamCall, request: bytes, *, pause: float = 0.0) -> None:
+    def __init__(
+        self, call: StreamCall, request: bytes, *, pause: float = 0.0, timed: bool = False
+    ) -> None:
         self._call = call
         self._request = request
         self._pause = pause
+        self._timed = timed
+        self.arrivals: list[int] = []
         self.hurry = asyncio.Event()
         self.events: list[bytes] = []
         self.error: str | None = None
@@ -141,6 +147,8 @@ class Reader:
                 if not events:
                     self.first = time.perf_counter()
                 events.append(data)
+                if self._timed:
+                    self.arrivals.append(time.monotonic_ns())
                 if self._reached and (event := self._reached.get(len(events))):
                     event.set()
                 if self._pause and not self.hurry.is_set():

@@ -1,12 +1,15 @@
 """a2a-sdk in the set-up that its documentation shows: default handler, in-memory store, gRPC.
 
+With a PostgreSQL store it is one replica of its cluster mode: the versioned database store, which
+writes each event beside the task, and the database stream, which replicas poll for what others run.
 Runs in an environment of its own, see `environment.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
 
 import grpc
 from a2a.server.request_handlers import (  # type: ignore[import-not-found, unused-ignore]
@@ -22,7 +25,7 @@ from a2a.types import a2a_pb2 as pb  # type: ignore[import-not-found, unused-ign
 from a2a.types import a2a_pb2_grpc  # type: ignore[import-not-found, unused-ignore]
 
 from benchmarks.agent import BenchmarkAgent, Gates
-from benchmarks.serving import ServerOptions, serve
+from benchmarks.serving import ServerOptions, note, serve
 
 
 def agent_card(port: int) -> pb.AgentCard:
@@ -48,20 +51,38 @@ def agent_card(port: int) -> pb.AgentCard:
 @asynccontextmanager
 async def open_server(options: ServerOptions, gates: Gates) -> AsyncIterator[int]:
     """Start the server."""
-    server = grpc.aio.server()
-    port = server.add_insecure_port("127.0.0.1:0")
-    handler = DefaultRequestHandler(
-        agent_executor=BenchmarkAgent(pb, options.plan, gates),
-        task_store=InMemoryTaskStore(),
-        agent_card=agent_card(port),
-    )
-    a2a_pb2_grpc.add_A2AServiceServicer_to_server(GrpcHandler(handler), server)
-    await server.start()
-    try:
+    async with AsyncExitStack() as stack:
+        server = grpc.aio.server()
+        port = server.add_insecure_port("127.0.0.1:0")
+        handler = DefaultRequestHandler(
+            agent_executor=BenchmarkAgent(pb, options.plan, gates, note),
+            agent_card=agent_card(port),
+            **await stores(options.store, stack),
+        )
+        a2a_pb2_grpc.add_A2AServiceServicer_to_server(GrpcHandler(handler), server)
+        stack.push_async_callback(handler.aclose)
+        await server.start()
+        stack.push_async_callback(server.stop, None)
         yield port
-    finally:
-        await server.stop(None)
-        await handler.aclose()
+
+
+async def stores(url: str, stack: AsyncExitStack) -> dict[str, Any]:
+    """The stores, as arguments of the handler."""
+    if url == "memory:":
+        return {"task_store": InMemoryTaskStore()}
+    from a2a.server.cluster import (  # type: ignore[import-not-found, unused-ignore]
+        DatabaseTaskEventStream,
+        VersionedDatabaseTaskStore,
+    )
+    from sqlalchemy.ext.asyncio import create_async_engine
+
+    engine = create_async_engine(url.replace("postgresql:", "postgresql+asyncpg:", 1))
+    stack.push_async_callback(engine.dispose)
+    store = VersionedDatabaseTaskStore(engine)
+    stream = DatabaseTaskEventStream(engine)
+    await store.initialize()
+    await stream.initialize()
+    return {"task_store": store, "event_stream": stream}
 
 
 if __name__ == "__main__":

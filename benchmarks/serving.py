@@ -3,7 +3,7 @@
 The one argument is a JSON object (`ServerOptions`). When the port is bound, a line of JSON goes to
 standard output. Then each line from standard input is a command: `usage` is answered with the CPU
 time of the whole process, all its threads included, `gate` opens the next gate; the end of input
-stops the server.
+stops the server. What agents note goes to standard output too.
 """
 
 from __future__ import annotations
@@ -30,11 +30,17 @@ class ServerOptions:
         plan: what the agent does.
         loop: the event loop, `uvloop` or `asyncio`.
         store: URL of the store, for servers that have several.
+        broker: URL of the broker, likewise.
+        lease: seconds after which others take over from a silent replica; None for the default.
+        restarts: whether tasks of a process that died begin again.
     """
 
     plan: Plan
     loop: str
     store: str = "memory:"
+    broker: str = "memory:"
+    lease: float | None = None
+    restarts: bool = False
 
     def to_json(self) -> str:
         """As the argument of the process."""
@@ -44,12 +50,9 @@ class ServerOptions:
     def from_json(cls, text: str) -> Self:
         """From the argument of the process."""
         values = json.loads(text)
-        plan = values["plan"]
-        return cls(
-            plan=Plan(tuple(plan["segments"]), plan["chunk_bytes"], plan["pace"]),
-            loop=values["loop"],
-            store=values["store"],
-        )
+        plan = values.pop("plan")
+        segments = tuple(plan.pop("segments"))
+        return cls(plan=Plan(segments, **plan), **values)
 
 
 OpenServer = Callable[[ServerOptions, Gates], AbstractAsyncContextManager[int]]
@@ -90,6 +93,11 @@ async def _serve(
                 case b"usage":
                     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
                     _say(cpu=time.process_time(), peak_kib=peak)
+
+
+def note(what: str, task_id: str) -> None:
+    """Tell the runner what happened to a task just now."""
+    _say(note=what, task=task_id, at=time.monotonic_ns())
 
 
 def _say(**values: object) -> None:

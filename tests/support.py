@@ -310,6 +310,20 @@ async def serving(agent: Any = None, **how: Any) -> AsyncIterator[Serving]:
         yield Serving(server, channel)
 
 
+@asynccontextmanager
+async def replicated(agent: Any = None, **how: Any) -> AsyncIterator[Serving]:
+    """The same as `serving`, with two replicas that take the client's calls in turn.
+
+    They are in one process, so that a test's agent knows of all its turns; what they share is in
+    the storage and on the bus all the same.
+    """
+    async with a_server(agent, **how) as server, a_server(agent, **how) as other:
+        target = f"ipv4:{server.address},{other.address}"
+        options = (*CHANNEL_OPTIONS, ("grpc.lb_policy_name", "round_robin"))
+        async with grpc.aio.insecure_channel(target, options=options) as channel:
+            yield Serving(server, channel)
+
+
 async def collect(stream: Any) -> list[pb.StreamResponse]:
     """Everything until the stream ends."""
     found = []

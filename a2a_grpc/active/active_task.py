@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
 
 from a2a_grpc import pb
 from a2a_grpc.active.agent_turn import ActiveParts, AgentTurn
@@ -19,19 +17,23 @@ from a2a_grpc.cancellation import cancel_idle_task
 from a2a_grpc.errors import (
     TaskNotCancelableError,
     TaskNotFoundError,
+    UnavailableError,
 )
-from a2a_grpc.storage.base import Operation, Outcome, Scope, task_ended
+from a2a_grpc.storage.values import (
+    Operation,
+    Outcome,
+    Scope,
+    Turn,
+    task_ended,
+)
 from a2a_grpc.subscription import Subscription
 from a2a_grpc.task import TERMINAL_STATES, TaskFold
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class _Request:
-    operation_id: str
-    context: RequestContext | None = None
-    settle: Callable[[bool], Awaitable[None]] | None = None
+Settle = Callable[[bool], Awaitable[None]]
+"""Tells the broker whether the operation that it delivered is over."""
 
 
 class ActiveTask:
@@ -39,8 +41,10 @@ class ActiveTask:
 
     Guarantees:
 
-    - Never two `execute()` at once; requests run in the order in which they were enqueued, and the
+    - Never two `execute()` at once; requests run in the order in which they were recorded, and the
       events of one are stored before the next one starts.
+    - As long as the task has operations that are not done, and this process may run them, it goes
+      on, whether they were delivered here or not.
     - A reader never slows the agent down.
 
     What one turn guarantees is said at `AgentTurn`. One asyncio task, owned here, exists while
@@ -53,8 +57,8 @@ class ActiveTask:
         on_idle: called when nothing runs or waits any more and nobody follows.
     """
 
-    REDELIVERY_DELAY = 0.2
-    """Seconds before a turn that failed on the storage is handed back."""
+    RETRY_DELAYS = (0.1, 0.2, 0.5, 1.0)
+    """Seconds between tries to begin a turn while the storage fails; the last one repeats."""
 
     def __init__(
         self,
@@ -66,7 +70,9 @@ class ActiveTask:
         self._task_id = task_id
         self._parts = parts
         self._on_idle = on_idle
-        self._requests: deque[_Request] = deque()
+        self._wanted = False
+        self._deliveries: dict[str, Settle] = {}
+        self._contexts: dict[str, RequestContext] = {}
         self._producer: asyncio.Task[None] | None = None
         self._turn: AgentTurn | None = None
         self._cancellation: ServerCallContext | None = None
@@ -81,7 +87,7 @@ class ActiveTask:
     @property
     def is_idle(self) -> bool:
         """Whether nothing runs or waits, and nobody holds a reference."""
-        return self._producer is None and not self._requests and not self._references
+        return self._producer is None and not self._references
 
     # Requests.
 
@@ -119,6 +125,8 @@ class ActiveTask:
         scope = Scope(call.tenant, call.principal.id)
         head = await self._parts.storage.load_head(self._task_id, scope=scope)
         request_id = uuid.uuid4()
+        # Before it is recorded: a turn that ends meanwhile may begin with it at once.
+        self._contexts[str(request_id)] = request_context
         await self._parts.storage.admit(
             Operation(
                 id=str(request_id),
@@ -131,67 +139,98 @@ class ActiveTask:
                 extensions=tuple(sorted(call.requested_extensions)),
             )
         )
-        self._enqueue(_Request(str(request_id), request_context))
+        self._work()
         return request_id
 
-    def enqueue_operation(
-        self, operation_id: str, settle: Callable[[bool], Awaitable[None]]
-    ) -> None:
-        """Let a recorded operation wait its turn; `settle(done)` is called when it is over."""
-        self._enqueue(_Request(operation_id, settle=settle))
+    async def enqueue_operation(self, operation_id: str, settle: Settle) -> None:
+        """Take a delivery of a recorded operation; `settle(done)` is called when no more is to do.
 
-    def _enqueue(self, request: _Request) -> None:
-        self._requests.append(request)
-        if self._producer is None:
+        It is called at once if a turn runs: the operation waits in storage alone, behind the one
+        whose delivery stands for all of the task's. So it is when another process holds the task,
+        since that one goes on with the operation.
+        """
+        if self._turn is not None and self._turn.operation_id != operation_id:
+            self._work()
+            await settle(True)
+        else:
+            self._deliveries[operation_id] = settle
+            self._work()
+
+    def _work(self) -> None:
+        self._wanted = True
+        if self._producer is None and self._interruption is None:
             self._producer = asyncio.create_task(
                 self._produce(), name=f"active-task:{self._task_id}"
             )
 
     async def _produce(self) -> None:
+        done = False
         try:
-            while self._requests and self._interruption is None:
-                request = self._requests.popleft()
+            failures = 0
+            while self._wanted and self._interruption is None:
                 try:
-                    done = await self._serve(request)
-                except Exception:
-                    # The record is in storage. The request goes back with those behind it, so that
-                    # their order is kept; how often it is tried is counted in storage.
-                    logger.exception("task %s: its turn is given up", self._task_id)
-                    done = False
-                    await asyncio.sleep(self.REDELIVERY_DELAY)
-                if not done:
-                    self._requests.appendleft(request)
-                    if request.settle is not None:
-                        break
-                elif request.settle is not None:
-                    await request.settle(True)
+                    await self._serve()
+                    failures = 0
+                except Exception as error:
+                    # The record is in storage, with the number of attempts; nobody else may take
+                    # the task as long as this process lives, so it is tried again here.
+                    if not isinstance(error, UnavailableError):
+                        logger.exception("task %s: its turn is given up", self._task_id)
+                    elif not failures:
+                        logger.warning(
+                            "task %s: its turn can't begin now: %s", self._task_id, error
+                        )
+                    self._wanted = True
+                    delay = self.RETRY_DELAYS[min(failures, len(self.RETRY_DELAYS) - 1)]
+                    failures += 1
+                    await asyncio.sleep(delay)
+            done = not self._wanted
         finally:
             self._producer = None
-            handed_back, self._requests = self._requests, deque()
-            for request in reversed(handed_back):  # each goes to the front of the queue
-                if request.settle is not None:
-                    await request.settle(False)
+            while self._deliveries:
+                # From the back: what is handed back goes to the front of the queue.
+                _, settle = self._deliveries.popitem()
+                await settle(done)
             if self.is_idle:
                 self._on_idle(self)
 
-    async def _serve(self, request: _Request) -> bool:
-        """One turn; returns whether the operation is over."""
-        storage = self._parts.storage
-        self._cancellation = None
-        turn = await storage.start_turn(request.operation_id)
-        if turn is None:
-            self._parts.transient.take(request.operation_id)
-            operation = await storage.load_operation(request.operation_id)
-            if operation is not None and operation.outcome is not None:
-                await self._tell(operation, operation.outcome)
-            return True
-        self._turn = AgentTurn(turn, self._parts, request.context, interruption=self._interruption)
-        if self._cancellation is not None:
-            self._turn.start_canceling(self._cancellation)
+    async def _serve(self) -> None:
+        """One turn, for the oldest operation, or what there is in place of one."""
+        self._wanted, self._cancellation = False, None
+        delivered = list(self._deliveries)
+        lease = self._parts.lease
+        lapses = lease.lapses
+        if lease.held:
+            found = await self._parts.storage.start_turn(self._task_id)
+        if not lease.held or lease.lapses != lapses:
+            raise UnavailableError("the lease ran out")  # also for what began meanwhile
+        if found is None:
+            # Done, or the business of whoever holds the task. What came meanwhile has another look.
+            for operation_id in delivered:
+                await self._deliveries.pop(operation_id)(True)
+        elif isinstance(found, Operation):
+            self._parts.transient.take(found.id)
+            self._wanted = True  # there may be more
+            if found.outcome is not None:
+                await self._tell(found, found.outcome)
+        else:
+            await self._run(found)
+
+    async def _run(self, turn: Turn) -> None:
+        context = self._contexts.pop(turn.operation.id, None)
+        agent_turn = AgentTurn(turn, self._parts, context, interruption=self._interruption)
+        cancellation = self._cancellation
+        if cancellation is None and turn.cancel_requested:
+            cancellation = ServerCallContext(method="CancelTask")
+        if cancellation is not None:
+            agent_turn.start_canceling(cancellation)
+        self._turn = agent_turn
         try:
-            return await self._turn.run()
+            ended = await agent_turn.run()
         finally:
             self._turn = None
+        # A task that is lost may be free again, or this process's own: that is decided in storage.
+        self._wanted = self._wanted or ended.more or ended.lost
 
     async def _tell(self, operation: Operation, outcome: Outcome) -> None:
         head = await self._parts.storage.load_head(operation.task_id)
@@ -241,6 +280,11 @@ class ActiveTask:
         else:
             self._cancellation = call_context  # of the turn that is being started, if one is
 
+    def lose(self) -> None:
+        """Cut the turn off, if one runs: this process no longer holds the task."""
+        if self._turn is not None:
+            self._turn.lose()
+
     async def interrupt(self, reason: str) -> None:
         """Stop for good: the turn is cut off, and requests that wait are handed back."""
         self._interruption = reason
@@ -280,7 +324,7 @@ class ActiveTask:
         self._references += 1
         try:
             storage, bus = self._parts.storage, self._parts.bus
-            with Subscription(storage, bus, self._task_id) as subscription:
+            async with Subscription(storage, bus, self._task_id) as subscription:
                 snapshot = await storage.load_snapshot(self._task_id)
                 if request is not None:
                     watch = subscription.watch(str(await self.enqueue_request(request)))

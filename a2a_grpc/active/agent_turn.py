@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from a2a_grpc import pb
 from a2a_grpc.active.event_consumer import EventConsumer
 from a2a_grpc.active.event_queue import TurnEventQueue
+from a2a_grpc.active.lease_keeper import Lease
 from a2a_grpc.agent.call_context import Principal, ServerCallContext
 from a2a_grpc.agent.conversation import Conversation
 from a2a_grpc.agent.dependencies import Dependencies
 from a2a_grpc.agent.executor import AgentExecutor
 from a2a_grpc.agent.request_context import RequestContext, RequestContextBuilder
+from a2a_grpc.broker.base import TaskSendParams
 from a2a_grpc.bus.base import Committed, EventBus, OnCommit, ignore_commit
 from a2a_grpc.errors import (
     A2AError,
@@ -24,8 +27,8 @@ from a2a_grpc.errors import (
     UnavailableError,
     as_a2a_error,
 )
-from a2a_grpc.storage.base import (
-    AnyStorage,
+from a2a_grpc.storage.base import AnyStorage
+from a2a_grpc.storage.values import (
     Operation,
     Outcome,
     OutcomeKind,
@@ -66,8 +69,12 @@ class ActiveParts:
     Attributes:
         executor_for: the agent of a tenant.
         on_commit: called after every commit with events.
+        on_push_config: called with the task's id when a turn begins whose message brought a push
+            configuration.
         deps: what agents find in their context.
         transient: request contexts of middleware in this process.
+        lease: on which turns depend.
+        bury: what becomes of an operation that is given up after too many attempts.
     """
 
     storage: AnyStorage
@@ -76,8 +83,20 @@ class ActiveParts:
     executor_for: Callable[[str], AgentExecutor]
     settings: ActiveSettings = ActiveSettings()
     on_commit: OnCommit = ignore_commit
+    on_push_config: Callable[[str], None] = lambda _: None
     deps: Dependencies = field(default_factory=Dependencies)
     transient: TransientContexts = field(default_factory=TransientContexts)
+    lease: Lease = field(default_factory=Lease)
+    bury: Callable[[TaskSendParams, str], Awaitable[None]] | None = None
+
+
+class TurnEnd(NamedTuple):
+    """How a turn ended: `more` if the task has operations that are not done, its own among them if
+    that was handed back; `lost` if the task was lost to another process, or for want of a lease.
+    """
+
+    more: bool = False
+    lost: bool = False
 
 
 _left_behind: set[asyncio.Task[None]] = set()
@@ -129,12 +148,18 @@ class AgentTurn:
         self._executed: asyncio.Future[None] | None = None
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._cancellation: asyncio.Task[None] | None = None
+        self._stopping: asyncio.Task[None] | None = None
         self._interruption = interruption
         # Taken now, whether the agent is started or not: another attempt goes without.
         self._request_context = parts.transient.take(turn.operation.id)
 
-    async def run(self) -> bool:
-        """Work; returns whether the operation is over, or has to be delivered again.
+    @property
+    def operation_id(self) -> str:
+        """The operation that it works on."""
+        return self._turn.operation.id
+
+    async def run(self) -> TurnEnd:
+        """Work, and return how it ended.
 
         Raises UnavailableError if the storage can't be reached for long.
         """
@@ -161,10 +186,13 @@ class AgentTurn:
         if not self._over.done():
             self._over.set_result(None)
 
-    async def _run(self) -> bool:
+    async def _run(self) -> TurnEnd:
         consumer = self._consumer
+        if self._brings_push_config:
+            self._parts.on_push_config(self._id)
         error: Exception | None = None
-        given_up = self._reason_to_give_up()
+        # What is to be canceled is CANCELED, however often it was tried.
+        given_up = "" if self._cancellation else self._reason_to_give_up()
         if given_up:
             consumer.set_status(_FAILED, given_up)
         else:
@@ -178,14 +206,15 @@ class AgentTurn:
             error = None
         self._queue.close()
         if consumer.lost:
-            return False
+            return TurnEnd(lost=True)
         if self._interruption is not None and error is None and not consumer.settled:
             if self._restarts:
-                await consumer.finish(None)
-                return False
+                return TurnEnd(more=await consumer.finish(None))
             consumer.set_status(_FAILED, self._interruption)
-        await self._finish(error)
-        return True
+        more = await self._finish(error)
+        if given_up is EXHAUSTED_TEXT and self._parts.bury is not None:
+            await self._parts.bury(TaskSendParams(self._id, self.operation_id), given_up)
+        return TurnEnd(more=more)
 
     @property
     def _id(self) -> str:
@@ -197,10 +226,12 @@ class AgentTurn:
         return getattr(self._executor, "on_interruption", "fail") == "restart"
 
     def _reason_to_give_up(self) -> str:
-        attempts = self._turn.operation.attempts
+        operation = self._turn.operation
+        # An attempt that was handed back in order did no harm, and says nothing about the next.
+        attempts = operation.attempts - operation.handed_back
         if self._executor is None:
             return NO_AGENT_TEXT
-        if attempts == 1:
+        if attempts <= 1:
             return ""
         if not self._restarts:
             return INTERRUPTED_TEXT
@@ -269,18 +300,24 @@ class AgentTurn:
         )
         return context
 
-    async def _finish(self, error: Exception | None) -> None:
-        await self._settle(error)
+    async def _finish(self, error: Exception | None) -> bool:
+        more = await self._settle(error)
         if not self._consumer.visible and not self._consumer.lost:
             # There is no task, so nothing will ever be pushed to what the message registered.
             await self._forget_push_config()
+        return more
+
+    @property
+    def _brings_push_config(self) -> bool:
+        configuration = self._turn.operation.request.configuration
+        return configuration.HasField("task_push_notification_config")
 
     async def _forget_push_config(self) -> None:
-        if self._turn.operation.request.configuration.HasField("task_push_notification_config"):
+        if self._brings_push_config:
             for target in await self._parts.storage.load_push_configs(self._id):
                 await self._parts.storage.delete_push_config(self._id, target.config.id)
 
-    async def _settle(self, error: Exception | None) -> None:
+    async def _settle(self, error: Exception | None) -> bool:
         consumer = self._consumer
         related = self._attached()
         problem: A2AError | None = consumer.violation
@@ -304,8 +341,7 @@ class AgentTurn:
             consumer.set_status(_FAILED, UNFINISHED_TEXT)
         if problem is None:
             try:
-                await consumer.finish(self._outcome(), related=related)
-                return
+                return await consumer.finish(self._outcome(), related=related)
             except InvalidAgentResponseError as refused:
                 problem = refused
         if isinstance(problem, InvalidAgentResponseError):
@@ -313,7 +349,7 @@ class AgentTurn:
             consumer.set_status(_FAILED, problem.message)
         elif consumer.visible:
             consumer.set_status(_FAILED, problem.message)
-        await consumer.finish(error_outcome(problem))
+        return await consumer.finish(error_outcome(problem))
 
     def _attached(self) -> tuple[pb.Task, ...]:
         # `cancel()` and an agent that never got its context have attached nothing.
@@ -400,9 +436,15 @@ class AgentTurn:
         if self._executed is not None and not self._executed.done():
             self._executed.set_result(None)
 
+    def lose(self) -> None:
+        """Cut the turn off at once: the process holds the task no longer, so nothing is written."""
+        self._consumer.lose()
+
     def _stop_executing(self) -> None:
         if self._agent is not None:
             self._agent.cancel()
+        if self._stopping is None:
+            self._stopping = asyncio.create_task(self._stop(), name=f"stop:{self._id}")
 
 
 def call_context_of(operation: Operation) -> ServerCallContext:

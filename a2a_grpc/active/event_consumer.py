@@ -12,14 +12,16 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from itertools import count
 
 from a2a_grpc import pb
 from a2a_grpc.agent.executor import Event
 from a2a_grpc.bus.base import Committed, EventBus, OnCommit, ignore_commit
 from a2a_grpc.errors import InvalidAgentResponseError, UnavailableError
-from a2a_grpc.storage.base import (
-    AnyStorage,
+from a2a_grpc.storage.base import AnyStorage
+from a2a_grpc.storage.values import (
     Commit,
+    FenceLostError,
     Operation,
     Outcome,
     OutcomeKind,
@@ -57,8 +59,10 @@ class EventConsumer:
 
     MAX_PENDING_EVENTS = 64
     MAX_PENDING_BYTES = 2**20
-    RETRY_DELAYS = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0, 8.0, 8.0, 8.0)
-    """Seconds between tries while the storage can't be reached."""
+    RETRY_DELAYS = (0.05, 0.1, 0.2, 0.5, 1.0)
+    """Seconds between tries while the storage can't be reached; the last one repeats."""
+    MAX_RETRIES = 35
+    """Tries beyond the first, in a storage without a lease."""
 
     def __init__(
         self,
@@ -355,7 +359,9 @@ class EventConsumer:
         try:
             while self._pending and not self._ended:
                 async with self._lock:
-                    await self._commit()
+                    # The turn may have ended while this waited.
+                    if self._pending and not self._ended:
+                        await self._commit()
         except StorageError:
             pass  # `on_lost` was called
         except UnavailableError:
@@ -374,18 +380,26 @@ class EventConsumer:
                 self._progress = asyncio.get_running_loop().create_future()
             await asyncio.wait((self._drainer, self._progress), return_when=asyncio.FIRST_COMPLETED)
 
-    async def finish(self, outcome: Outcome | None, *, related: tuple[pb.Task, ...] = ()) -> None:
+    async def finish(self, outcome: Outcome | None, *, related: tuple[pb.Task, ...] = ()) -> bool:
         """Commit what is pending, end the turn, and tell what the operation came to.
 
         With None the operation stays unfinished: it is handed back. Only the first call counts.
+        Returns whether the task has operations that are not done.
         """
         async with self._lock:
             if self._ended:
-                return
+                return False
             if outcome is not None and outcome.kind is not OutcomeKind.MESSAGE:
                 outcome = Outcome(outcome.kind, self._version, outcome.payload)
-            await self._commit(outcome, related, ends_turn=True)
+            more = await self._commit(outcome, related, ends_turn=True)
             self._ended = True
+            return more
+
+    def lose(self) -> None:
+        """Write nothing any more: the task is not this process's."""
+        if not self._ended:
+            self.lost = self._ended = True
+            self._on_lost()
 
     def set_status(self, state: pb.TaskState.ValueType, text: str = "") -> None:
         """Set a status of the engine's own, whatever the agent did; creates the task if need be."""
@@ -411,7 +425,7 @@ class EventConsumer:
         related: tuple[pb.Task, ...] = (),
         *,
         ends_turn: bool = False,
-    ) -> None:
+    ) -> bool:
         entries, self._pending = self._pending, []
         self._pending_bytes = 0
         settles = self.settled
@@ -427,14 +441,14 @@ class EventConsumer:
             context_id=operation.context_id,
             finished=() if outcome is None else ((operation.id, outcome),),
             ends_turn=ends_turn,
+            hands_back=operation.id if ends_turn and outcome is None else "",
             related=related,
         )
         try:
-            await self._store(commit)
+            more = await self._store(commit)
         except StorageError as error:
             logger.warning("task %s is lost to this process: %s", operation.task_id, error)
-            self.lost = self._ended = True
-            self._on_lost()
+            self.lose()
             raise
         except BaseException:
             self._pending[:0] = entries
@@ -461,6 +475,7 @@ class EventConsumer:
             self._on_commit(committed, state_before)
         for task in related:
             await self._tell_of_related(task.id)
+        return more
 
     async def _tell_of_related(self, task_id: str) -> None:
         head = await self._storage.load_head(task_id)
@@ -470,23 +485,26 @@ class EventConsumer:
             await self._bus.publish(committed)
             self._on_commit(committed, head.state)
 
-    async def _store(self, commit: Commit) -> None:
+    async def _store(self, commit: Commit) -> bool:
         unanswered = False
-        for delay in (*self.RETRY_DELAYS, None):
+        for attempt in count():
             try:
-                await self._storage.commit(commit)
-                return
+                return await self._storage.commit(commit)
             except UnavailableError as error:
-                if delay is None:
+                # Where there is a lease, its end is the end of trying.
+                if self._storage.lease is None and attempt >= self.MAX_RETRIES:
                     raise
                 logger.warning("task %s: commit will be tried again: %s", commit.task_id, error)
                 unanswered = True
-                await asyncio.sleep(delay)
+                await asyncio.sleep(self.RETRY_DELAYS[min(attempt, len(self.RETRY_DELAYS) - 1)])
+                if self.lost:
+                    raise FenceLostError("the lease ran out") from error
             except StorageError:
                 # It may have been refused because it took place, and only its answer was lost.
                 if unanswered and await self._took_place(commit):
-                    return
+                    return commit.ends_turn  # perhaps there are more: looking for them tells
                 raise
+        raise AssertionError("never reached")
 
     async def _took_place(self, commit: Commit) -> bool:
         for operation_id, outcome in commit.finished:

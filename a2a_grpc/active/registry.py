@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from a2a_grpc.active.active_task import ActiveTask
 from a2a_grpc.active.agent_turn import INTERRUPTED_TEXT, ActiveParts
+from a2a_grpc.active.lease_keeper import Lease
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +62,16 @@ class ActiveTaskRegistry:
     def hurry(self) -> None:
         """End the grace: `drained` waits no longer."""
         self._nothing_active.set()
+
+    @property
+    def lease(self) -> Lease:
+        """On which its turns depend."""
+        return self._parts.lease
+
+    def lose(self) -> None:
+        """Cut off every turn that runs: this process holds no task any longer."""
+        for active in self:
+            active.lose()
 
     async def interrupt(self) -> None:
         """Interrupt what is still active (see `ActiveTask.interrupt`)."""

@@ -7,7 +7,11 @@ from typing import Any
 
 from a2a_grpc import pb
 from a2a_grpc.agent.content import HistoryMessage, message_of, message_of_artifact, said_before
-from a2a_grpc.storage.base import AnyStorage, Scope, TaskQuery
+from a2a_grpc.storage.base import AnyStorage
+from a2a_grpc.storage.values import (
+    Scope,
+    TaskQuery,
+)
 
 
 class Conversation:

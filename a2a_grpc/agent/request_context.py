@@ -13,7 +13,10 @@ from a2a_grpc.agent.conversation import Conversation
 from a2a_grpc.agent.dependencies import NO_DEPENDENCIES
 from a2a_grpc.agent.values import from_struct, text_of
 from a2a_grpc.errors import InvalidParamsError
-from a2a_grpc.storage.base import AnyStorage, Scope
+from a2a_grpc.storage.base import AnyStorage
+from a2a_grpc.storage.values import (
+    Scope,
+)
 
 
 @dataclass(frozen=True, slots=True)

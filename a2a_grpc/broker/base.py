@@ -13,6 +13,10 @@ from types import TracebackType
 from typing import ClassVar, Literal, Self
 
 
+class BrokerOpenError(Exception):
+    """The broker can't be opened; the message names it and the remedy, and no secret."""
+
+
 @dataclass(frozen=True, slots=True)
 class TaskSendParams:
     """Names an operation that waits in storage, and the task it is for."""
@@ -20,6 +24,8 @@ class TaskSendParams:
     id: str
     """The task's id."""
     operation_id: str
+    here: bool = False
+    """Whether only this process may receive it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +62,10 @@ class Broker(ABC):
     - Every operation is delivered at least once, and again until it is acknowledged: after `nak`,
       and when the process that received it dies, if the broker outlives it.
     - Operations of one task that one process submitted are delivered in that order.
-    - `cancel_task` reaches the process that runs the task, if there is one.
+    - `cancel_task` reaches every process that receives, at once, unless it gets lost on the way;
+      storage remembers what the broker may lose.
+    - An operation is with the broker once, however often it is submitted.
+    - A process is given no more operations than it has room for.
 
     `waits` says whether calls wait for something, so that a caller may be cancelled in the middle.
 
@@ -84,6 +93,14 @@ class Broker(ABC):
     @abstractmethod
     async def cancel_task(self, params: TaskIdParams) -> None:
         """Ask the process that runs the task to cancel it."""
+
+    @abstractmethod
+    async def bury(self, params: TaskSendParams, reason: str) -> None:
+        """Put an operation that was given up where operators look for it; best effort."""
+
+    @abstractmethod
+    async def check(self) -> None:
+        """Raises UnavailableError if the broker can't be reached."""
 
     @abstractmethod
     def receive_task_operations(self) -> AsyncIterator[TaskOperation]:

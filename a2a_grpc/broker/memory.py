@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import AsyncIterator
 from types import TracebackType
@@ -10,6 +11,8 @@ from typing import Literal, Self
 
 from a2a_grpc.broker.base import Broker, TaskIdParams, TaskOperation, TaskSendParams
 from a2a_grpc.errors import ResourceExhaustedError, UnavailableError
+
+logger = logging.getLogger(__name__)
 
 
 class InMemoryBroker(Broker):
@@ -29,6 +32,7 @@ class InMemoryBroker(Broker):
         self._max_unacknowledged = max_unacknowledged
         self._unacknowledged = 0
         self._queue: deque[_Delivery] = deque()
+        self._operations: set[str] = set()
         self._cancellations: deque[_Delivery] = deque()
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._open = False
@@ -45,17 +49,21 @@ class InMemoryBroker(Broker):
     ) -> None:
         self._open = False
         self._queue.clear()
+        self._operations.clear()
         self._cancellations.clear()
         while self._waiting:
             self._wake_one()
 
     async def run_task(self, params: TaskSendParams) -> None:
         self._check_open()
+        if params.operation_id in self._operations:
+            return  # submitted again, and still here
         if len(self._queue) >= self._max_queued:
             raise ResourceExhaustedError(
                 f"{self._max_queued} operations already wait for a worker; try again later",
                 retry_after=1.0,
             )
+        self._operations.add(params.operation_id)
         self._queue.append(_Delivery(self, "run", params))
         self._wake_one()
 
@@ -64,6 +72,14 @@ class InMemoryBroker(Broker):
         self._check_open()
         self._cancellations.append(_Delivery(self, "cancel", params))
         self._wake_one()
+
+    async def bury(self, params: TaskSendParams, reason: str) -> None:
+        logger.error(
+            "operation %s of task %s is given up: %s", params.operation_id, params.id, reason
+        )
+
+    async def check(self) -> None:
+        self._check_open()
 
     def _check_open(self) -> None:
         if not self._open:
@@ -86,8 +102,10 @@ class InMemoryBroker(Broker):
 
     def settle(self, delivery: _Delivery, *, hand_back: bool) -> None:
         """A delivery was acknowledged or handed back."""
-        if delivery.operation == "run":
+        if isinstance(delivery.params, TaskSendParams):
             self._unacknowledged -= 1
+            if not hand_back:
+                self._operations.discard(delivery.params.operation_id)
         if hand_back and self._open:
             queue = self._queue if delivery.operation == "run" else self._cancellations
             queue.appendleft(delivery)

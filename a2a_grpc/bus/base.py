@@ -7,17 +7,24 @@ window on one task, shared by all who read that task here, and has a bound.
 from __future__ import annotations
 
 import asyncio
+import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self
 
 from a2a_grpc import pb
-from a2a_grpc.storage.base import Outcome
+from a2a_grpc.storage.values import (
+    Outcome,
+)
 
 _INPUT_REQUIRED = pb.TaskState.TASK_STATE_INPUT_REQUIRED
+
+
+class BusOpenError(Exception):
+    """The bus can't be opened; the message names it and the remedy, and no secret."""
 
 
 class Committed(NamedTuple):
@@ -93,6 +100,7 @@ class TaskChannel:
         "_readers",
         "_wakers",
         "_watches",
+        "heard_at",
         "sequence",
         "state",
         "users",
@@ -101,6 +109,8 @@ class TaskChannel:
 
     def __init__(self) -> None:
         self.users = 0
+        self.heard_at = time.monotonic()
+        """When it was told something, or else was opened; seconds of `time.monotonic`."""
         self.version = 0
         self.sequence = 0
         self.state = 0
@@ -112,6 +122,7 @@ class TaskChannel:
 
     def append(self, committed: Committed) -> None:
         """Take in a commit; the bus calls it, in the order of the commits as far as it knows it."""
+        self.heard_at = time.monotonic()
         if committed.version > self.version:
             if committed.sequence - len(committed.payloads) != self.sequence:
                 # Something was not told here; whoever needs it reads storage.
@@ -122,7 +133,7 @@ class TaskChannel:
             self.version = committed.version
             self.sequence = committed.sequence
             self.state = committed.state
-        elif committed.outcome is None and not committed.starts:
+        elif committed.outcome is None and not (committed.starts or committed.settles):
             return  # told twice
         for watch in self._watches.get(committed.operation_id, ()):
             watch.tell(committed)
@@ -171,6 +182,15 @@ class TaskChannel:
                 self._events.clear()
                 self._bytes = 0
 
+    def waiting(self) -> dict[str, int]:
+        """The operations that are watched and neither ended nor asked for input, as far as is known
+        here; and the version at which their turn began, 0 unless all who watch know it."""
+        return {
+            operation_id: min(0 if one.started is None else one.started.version for one in watches)
+            for operation_id, watches in self._watches.items()
+            if any(watch.ended is None and watch.asked is None for watch in watches)
+        }
+
     async def changed(self) -> None:
         """Wait for the next commit.
 
@@ -208,7 +228,15 @@ class EventBus(ABC):
     - A channel that is open when `publish` is called hears of it, at least once unless the bus lost
       it; a reader finds out by the sequence numbers and reads storage.
     - Commits of one task published by one process arrive in order.
+
+    `loses` says whether commits can get lost on the way; then `CatchUp` looks after the channels.
     """
+
+    loses: ClassVar[bool] = False
+
+    on_missed: Callable[[str], None] = staticmethod(lambda task_id: None)
+    """Called with a task's id when something of it was not told; with "" when that may be so for
+    every task."""
 
     @abstractmethod
     async def __aenter__(self) -> Self: ...
@@ -223,7 +251,27 @@ class EventBus(ABC):
 
     @abstractmethod
     async def publish(self, committed: Committed) -> None:
-        """Tell all channels of the task, here and elsewhere."""
+        """Tell all channels of the task, here and elsewhere; what can't be told now is lost."""
+
+    @abstractmethod
+    def tell(self, committed: Committed) -> None:
+        """Tell this process's channel of the task alone."""
+
+    @abstractmethod
+    def channels(self) -> Iterator[tuple[str, TaskChannel]]:
+        """The channels that are open, by task."""
+
+    @abstractmethod
+    async def attached(self, task_id: str) -> None:
+        """Wait until the task's open channel hears of what is published elsewhere.
+
+        Whoever opens a channel waits for this before it reads storage, or submits what it wants to
+        follow. Returns early if the bus can't be reached: `CatchUp` makes up for it.
+        """
+
+    @abstractmethod
+    async def check(self) -> None:
+        """Raises UnavailableError if the bus can't be reached."""
 
     @abstractmethod
     def open(self, task_id: str) -> TaskChannel:

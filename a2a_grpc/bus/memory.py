@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Self
 
@@ -26,9 +27,19 @@ class InMemoryBus(EventBus):
         self._channels.clear()
 
     async def publish(self, committed: Committed) -> None:
+        self.tell(committed)
+
+    def tell(self, committed: Committed) -> None:
         channel = self._channels.get(committed.task_id)
         if channel is not None:
             channel.append(committed)
+
+    def channels(self) -> Iterator[tuple[str, TaskChannel]]:
+        return iter(list(self._channels.items()))
+
+    async def attached(self, task_id: str) -> None: ...
+
+    async def check(self) -> None: ...
 
     def open(self, task_id: str) -> TaskChannel:
         channel = self._channels.get(task_id)

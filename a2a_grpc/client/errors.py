@@ -147,6 +147,9 @@ def error_of(failure: grpc.aio.AioRpcError, method: str, address: str) -> A2AErr
     code, details = failure.code(), failure.details() or ""
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return DeadlineExceededError(f"{method}: no answer from {address} within the timeout")
+    if code is grpc.StatusCode.CANCELLED and not _has_status(failure):
+        # Our own cancellation never gets here: it is the end of the server's process, or a proxy's.
+        return UnavailableError(f"{method}: {address} ended the call; it may be stopping")
     if any(text in details for text in _HTTP_1) or (
         _HTTP_2 in details and code in (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNKNOWN)
     ):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import os
 import signal
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,8 +16,11 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import click
 from click.core import ParameterSource
 
+from a2a_grpc.broker.memory import InMemoryBroker
 from a2a_grpc.commands import logs, values
 from a2a_grpc.commands.address import check_address
+from a2a_grpc.commands.parent import VARIABLE, Parent, Started
+from a2a_grpc.commands.redaction import Redaction, shown
 from a2a_grpc.config import ServerSettings
 
 if TYPE_CHECKING:
@@ -26,6 +32,9 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 DEFAULT_STORE = "sqlite:///a2a-grpc.db"
 DEFAULTS = ServerSettings()
+
+LIBRARIES = {"asyncpg": "postgres", "nats": "nats"}
+"""The extra that installs a module."""
 
 
 class EnvironmentOption(click.Option):
@@ -73,14 +82,43 @@ def option(*names: str, **attributes: Any) -> Callable[[FunctionT], FunctionT]:
     metavar="URL",
     callback=values.store,
     default=DEFAULT_STORE,
-    help="Where tasks are kept: sqlite:///file.db, or memory: to lose them when the server stops.",
+    help="Where tasks are kept: sqlite:///file.db, postgresql://user@host/database, or memory: to "
+    "lose them when the server stops.",
 )
 @option(
     "--broker",
     metavar="URL",
     callback=values.broker,
     default="memory:",
-    help="What brings messages to the process that works on them.",
+    help="What brings messages to the process that works on them: nats://host:4222 to any one, "
+    "memory: to the one that took the call.",
+)
+@option(
+    "--role",
+    type=click.Choice(["all", "frontend", "worker"]),
+    default=DEFAULTS.role,
+    help="What this server does: everything, only the calls of clients, or only the agent's work.",
+)
+@option(
+    "--processes",
+    metavar="N",
+    callback=values.processes,
+    default="1",
+    help="Processes that serve on one port; more than 1 need PostgreSQL and NATS.",
+)
+@option(
+    "--concurrency",
+    metavar="N",
+    callback=values.count,
+    default=str(DEFAULTS.concurrency),
+    help="Messages that agents work on at a time, in each process.",
+)
+@option(
+    "--lease",
+    metavar="SECONDS",
+    callback=values.lease,
+    default=f"{DEFAULTS.lease:g}",
+    help="Seconds after which others take over the tasks of a process that fell silent.",
 )
 @option(
     "--grace",
@@ -102,6 +140,13 @@ def option(*names: str, **attributes: Any) -> Callable[[FunctionT], FunctionT]:
     callback=values.age,
     default="30d",
     help="How long a finished task is kept: 30d, 12h, 45m, 90s, or forever.",
+)
+@option(
+    "--compact-after",
+    metavar="AGE",
+    callback=values.age,
+    default="1h",
+    help="How long after its end a task keeps its single events, besides the outcome.",
 )
 @option(
     "--allow-private-webhooks",
@@ -159,7 +204,16 @@ def serve(
     default does not.
     """
     as_json, debug = log_format == "json", log_level == "debug"
-    logs.configure(json_lines=as_json, level=log_level)
+    redaction = Redaction()
+    for name in ("store", "broker"):
+        redaction.add(options[name])
+    logs.configure(
+        json_lines=as_json,
+        level=log_level,
+        redact=redaction,
+        name_process=VARIABLE in os.environ or options["processes"] > 1,
+    )
+    processes = options.pop("processes")
     explicit = {
         name: value
         for name, value in options.items()
@@ -168,15 +222,23 @@ def serve(
     }
     try:
         with _stopped_by_signals():
+            parent = _find_parent()
+            if parent is None and processes > 1:
+                _run_processes(processes, as_json=as_json)
+                return
             server = _load(target, context)
             _configure_cards(server, explicit, context)
             _configure(server, explicit)
-            _run(server, as_json=as_json)
+            redaction.add(server.storage)
+            redaction.add(server.broker)
+            _check_shared(server, processes, context)
+            _run(server, parent, as_json=as_json)
     except _StartError as error:
+        text = redaction(str(error))
         if as_json or debug:
-            logger.error("%s", error, exc_info=error.__cause__ if debug else None)
+            logger.error("%s", text, exc_info=error.__cause__ if debug else None)
             raise click.exceptions.Exit(1) from error
-        raise click.ClickException(str(error)) from error
+        raise click.ClickException(text) from error
 
 
 class _StartError(Exception):
@@ -237,30 +299,114 @@ def _configure(server: A2AServer, explicit: dict[str, Any]) -> None:
     if broker is not None:
         server.broker = broker
     server.settings = replace(server.settings, **explicit)
-    if server.settings.host in ("0.0.0.0", "::") and not server.settings.external_url:
+
+
+def _check_shared(server: A2AServer, processes: int, context: click.Context) -> None:
+    """Raises click.UsageError if several processes are to share what one has to itself."""
+    store, broker, role = server.storage, server.broker, server.settings.role
+    if isinstance(store, str):
+        shared_store, named_store = values.is_shared_store(store), shown(store)
+    else:
+        shared_store = store is not None and store.lease is not None
+        named_store = type(store).__name__
+    if isinstance(broker, str):
+        shared_broker, named_broker = values.is_shared_broker(broker), shown(broker)
+    else:
+        shared_broker = broker is not None and not isinstance(broker, InMemoryBroker)
+        named_broker = "memory:" if broker is None else type(broker).__name__
+    give_store = "give --store postgresql://user@host/database"
+    several = f"--processes {processes}" if processes > 1 else f"--role {role}"
+    if processes > 1 or role != "all":
+        if not shared_store:
+            raise click.UsageError(
+                f"{several} needs a store that processes share, which {named_store} is not; "
+                f"{give_store}",
+                context,
+            )
+        if not shared_broker:
+            raise click.UsageError(
+                f"{several} needs a broker that reaches other processes, which {named_broker} "
+                "does not; give --broker nats://host:4222",
+                context,
+            )
+    if shared_broker and not shared_store:
+        raise click.UsageError(
+            f"--broker {named_broker} needs a store that processes share, which {named_store} is "
+            f"not; {give_store}, or leave --broker out",
+            context,
+        )
+
+
+def _find_parent() -> Parent | None:
+    try:
+        return Parent.of_this_process()
+    except OSError as error:
+        raise _StartError(str(error)) from error
+
+
+def _run_processes(count: int, *, as_json: bool) -> None:
+    """Serve with several processes, each of which runs this command again."""
+    if not hasattr(socket, "SO_REUSEPORT"):
+        raise _StartError(
+            f"--processes {count} is not possible on this system, where processes can't share a "
+            "port (SO_REUSEPORT); start single servers, each with its own --port"
+        )
+    from a2a_grpc.commands.processes import ProcessesError, Supervisor, this_command
+
+    async def run() -> int:
+        return await Supervisor(
+            this_command(), count, on_started=lambda started: _announce(started, as_json=as_json)
+        ).run()
+
+    try:
+        code = asyncio.run(run())
+    except ProcessesError as error:
+        raise _StartError(str(error)) from error
+    if code:
+        raise click.exceptions.Exit(code)
+
+
+def _announce(started: Started, *, as_json: bool) -> None:
+    # Programs wait for this line, whatever the log level is.
+    if as_json:
+        text = f"serving {started.address}"
+        logger.handle(logger.makeRecord(logger.name, logging.INFO, __file__, 0, text, (), None))
+    else:
+        click.echo(f"serving {started.address}", err=True)
+    if started.store is not None:
+        logger.info("tasks are kept in %s (--store for another place)", started.store)
+    if started.unnamed:
         logger.warning(
             "the agent's card names no address that clients elsewhere can call; give --external-url"
         )
 
 
-def _run(server: A2AServer, *, as_json: bool) -> None:
+def _run(server: A2AServer, parent: Parent | None, *, as_json: bool) -> None:
     started = False
 
-    def announce(server: A2AServer) -> None:
+    def on_started(server: A2AServer) -> None:
         nonlocal started
         started = True
-        # Programs wait for this line, whatever the log level is.
-        if as_json:
-            text = f"serving {server.address}"
-            logger.handle(logger.makeRecord(logger.name, logging.INFO, __file__, 0, text, (), None))
+        settings = server.settings
+        what = Started(
+            address=server.address,
+            store=shown(server.storage) if isinstance(server.storage, str) else None,
+            unnamed=settings.host in ("0.0.0.0", "::") and not settings.external_url,
+        )
+        if parent is None:
+            _announce(what, as_json=as_json)
         else:
-            click.echo(f"serving {server.address}", err=True)
-        if isinstance(server.storage, str):
-            logger.info("tasks are kept in %s (--store for another place)", server.storage)
+            parent.tell_started(what)
 
     try:
-        check_address(server.settings.host, server.settings.port)
-        server.run(on_started=announce)
+        settings = server.settings
+        if parent is not None:
+            parent.grace = settings.grace
+            port = parent.reserve(settings.host, settings.port)
+            server.settings = replace(settings, port=port, reuse_port=True)
+        elif not settings.reuse_port:
+            check_address(settings.host, settings.port)
+        server.run(on_started=on_started)
     except Exception as error:
         if started:
             logger.exception("the server failed")
@@ -269,12 +415,20 @@ def _run(server: A2AServer, *, as_json: bool) -> None:
 
 
 def _reason(error: Exception) -> str:
-    from a2a_grpc.storage.base import StorageOpenError
+    from a2a_grpc.broker.base import BrokerOpenError
+    from a2a_grpc.bus.base import BusOpenError
+    from a2a_grpc.storage.values import StorageOpenError
 
     text = " ".join(str(error).split())
     if notes := getattr(error, "__notes__", None):
         text = f"{text}, {', '.join(notes)}"
+    if isinstance(error, ModuleNotFoundError) and error.name is not None:
+        library = error.name.partition(".")[0]
+        if library in LIBRARIES:
+            extra = LIBRARIES[library]
+            return f"{library} is not installed: pip install 'a2a-grpc[{extra}]'"
     # These say themselves what to do; others are nobody's mistake on the command line.
-    if isinstance(error, OSError | StorageOpenError | ValueError | ImportError):
+    opening = StorageOpenError | BrokerOpenError | BusOpenError
+    if isinstance(error, OSError | opening | ValueError | ImportError):
         return text
     return f"can't start: {type(error).__name__}: {text} (--log-level debug shows where)"

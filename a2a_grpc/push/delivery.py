@@ -29,7 +29,11 @@ from google.protobuf.message import DecodeError
 from a2a_grpc import pb
 from a2a_grpc.errors import A2AError, InvalidParamsError
 from a2a_grpc.push import guard
-from a2a_grpc.storage.base import AnyStorage, LogTruncatedError, PushTarget
+from a2a_grpc.storage.base import AnyStorage
+from a2a_grpc.storage.values import (
+    LogTruncatedError,
+    PushTarget,
+)
 
 if TYPE_CHECKING:
     import httpcore

@@ -1,350 +1,34 @@
-"""The storage seam: the truth about operations, tasks, contexts and push configurations.
-
-A task is kept as a head (state, version, sequence number) and an append-only log; its snapshot is
-the fold of that log (`a2a_grpc.task.TaskFold`). Every write of a task is one `Commit`: conditional
-on the version it was made from and on the fence of the turn that made it, all or nothing.
-"""
+"""The storage seam: the truth about operations, tasks, contexts and push configurations."""
 
 from __future__ import annotations
 
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import IntEnum
+from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from a2a_grpc import pb, task
-from a2a_grpc.errors import (
-    A2AError,
-    InvalidAgentResponseError,
-    TaskNotFoundError,
-    UnsupportedOperationError,
-    dump_error,
-    load_error,
+from a2a_grpc.errors import TaskNotFoundError
+from a2a_grpc.storage.values import (
+    EVENTS_BYTES,
+    NO_SCOPE,
+    Commit,
+    Head,
+    Operation,
+    Outcome,
+    Progress,
+    PushTarget,
+    Scope,
+    Snapshot,
+    Stranded,
+    TaskPage,
+    TaskQuery,
+    Turn,
 )
 
 ContextT = TypeVar("ContextT")
-
-
-class StorageError(Exception):
-    """A storage refused a write; nothing of it was kept."""
-
-
-class FenceLostError(StorageError):
-    """The turn no longer holds the task: another process does, or the turn is over."""
-
-
-class VersionConflictError(StorageError):
-    """The task is at another version than the commit expected."""
-
-
-class LogTruncatedError(StorageError):
-    """The log does not reach back to the asked sequence number any more."""
-
-
-class StorageOpenError(Exception):
-    """The storage can't be opened; the message names it and the remedy."""
-
-
-class Scope(NamedTuple):
-    """Whose data it is: every look-up for a caller is limited to it (specification 13.1)."""
-
-    tenant: str = ""
-    principal: str = ""
-
-
-EVENTS_BYTES = 4 * 2**20
-"""Payload of the events that `load_events` returns at once, unless told otherwise."""
-
-NO_SCOPE = Scope()
-"""That of an open server, to which all callers are one."""
-
-
-class OperationState(IntEnum):
-    """Where an operation is: recorded, started at least once, or over."""
-
-    QUEUED = 0
-    STARTED = 1
-    DONE = 2
-
-
-class OutcomeKind(IntEnum):
-    """What an operation came to.
-
-    REFUSED is an error from before anything ran, such as a full queue: sent again, the message is
-    new work.
-    """
-
-    TASK = 0
-    MESSAGE = 1
-    ERROR = 2
-    REFUSED = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """The result of an operation.
-
-    `version` is the task's version at its end (0 where there is no task); `payload` is a serialized
-    Message for MESSAGE, and for ERROR and REFUSED what `errors.dump_error` made of the error.
-    """
-
-    kind: OutcomeKind
-    version: int = 0
-    payload: bytes = b""
-
-    def error(self) -> A2AError | None:
-        """The error for the caller, if it is one."""
-        failed = self.kind in (OutcomeKind.ERROR, OutcomeKind.REFUSED)
-        return load_error(self.payload) if failed else None
-
-
-@dataclass(slots=True)
-class Operation:
-    """A message on its way to an agent; the record is the truth, brokers carry its id.
-
-    Attributes:
-        id: a UUID, also the request id that `ActiveTask.enqueue_request` returns.
-        task_id: of an existing task, or of the task that the agent will create.
-        context_id: the task's context.
-        request: the request, its message completed with both ids; empty once the operation is
-            done.
-        scope: tenant and principal of the caller.
-        creates_task: whether the task was new when the message was admitted.
-        deadline: of the caller's call, seconds since the epoch; it bounds the call, not the task.
-        metadata: the call's metadata as far as the allow-list lets it through; never credentials.
-        extensions: URIs of the extensions that the caller asked for.
-        deduplication_key: equal for the same principal, tenant, message id and content.
-        created_at: seconds since the epoch.
-        attempts: how often `execute()` was started for it.
-        state: STARTED from its first turn on, also if that was handed back without an attempt.
-    """
-
-    id: str
-    task_id: str
-    context_id: str
-    request: pb.SendMessageRequest
-    scope: Scope = NO_SCOPE
-    creates_task: bool = True
-    deadline: float | None = None
-    metadata: Mapping[str, str] = field(default_factory=dict)
-    extensions: tuple[str, ...] = ()
-    deduplication_key: bytes = b""
-    created_at: float = field(default_factory=time.time)
-    attempts: int = 0
-    state: OperationState = OperationState.QUEUED
-    outcome: Outcome | None = None
-
-    @property
-    def is_refused(self) -> bool:
-        """Whether it never ran, so that the same message is no duplicate of it."""
-        return self.outcome is not None and self.outcome.kind is OutcomeKind.REFUSED
-
-    def copy(self) -> Operation:
-        """The same, to be changed apart; quicker than `dataclasses.replace`."""
-        return Operation(
-            self.id,
-            self.task_id,
-            self.context_id,
-            self.request,
-            self.scope,
-            self.creates_task,
-            self.deadline,
-            self.metadata,
-            self.extensions,
-            self.deduplication_key,
-            self.created_at,
-            self.attempts,
-            self.state,
-            self.outcome,
-        )
-
-
-class Turn(NamedTuple):
-    """What `start_turn` hands to the engine.
-
-    `fence` must be given with every commit of the turn. `snapshot` is the task before the turn,
-    with the message already in its history; None if there is no task yet.
-    """
-
-    operation: Operation
-    fence: int
-    snapshot: Snapshot | None
-
-
-class Head(NamedTuple):
-    """The small facts about a task.
-
-    `version` counts the entries of its log, `sequence` those of them that subscribers see, `fence`
-    the turns that were ever started on it; `running` is whether a turn holds the task now.
-    """
-
-    task_id: str
-    context_id: str
-    scope: Scope
-    state: int
-    status_at: int  # nanoseconds since the epoch
-    version: int
-    sequence: int
-    fence: int
-    running: bool
-
-
-class Snapshot(NamedTuple):
-    """A task as it was at `version`; `sequence` is the last event in it.
-
-    The task belongs to the receiver, who may change it.
-    """
-
-    task: pb.Task
-    version: int
-    sequence: int
-
-
-@dataclass(slots=True)
-class Commit:
-    """One atomic change of a task.
-
-    Attributes:
-        task_id: the task. With `fence` 0 the commit stands outside any turn: it is refused
-            (`FenceLostError`) while a turn holds the task.
-        expected_version: the head's version that the entries follow; 0 for a task that is created.
-        entries: what is appended to the log; may be empty (a direct Message).
-        state, status_at: of the task after the entries.
-        scope, context_id: of the task, needed when it is created.
-        finished: operations that end with this commit, and what they came to.
-        ends_turn: the turn lets go of the task.
-        related: whole tasks, terminal, stored along under the same scope. One that exists already
-            is replaced by an event of its log, so its versions and sequence numbers go on; its head
-            keeps the context.
-    """
-
-    task_id: str
-    expected_version: int
-    fence: int = 0
-    entries: Sequence[task.LogEntry] = ()
-    state: int = 0
-    status_at: int = 0
-    scope: Scope = NO_SCOPE
-    context_id: str = ""
-    finished: Sequence[tuple[str, Outcome]] = ()
-    ends_turn: bool = False
-    related: Sequence[pb.Task] = ()
-
-
-def error_outcome(error: A2AError, *, refused: bool = False) -> Outcome:
-    """The outcome of an operation that ends with an error for its caller."""
-    kind = OutcomeKind.REFUSED if refused else OutcomeKind.ERROR
-    return Outcome(kind, payload=dump_error(error))
-
-
-def finished_task_outcome(head: Head, attempts: int) -> Outcome:
-    """What an operation comes to whose task has ended before its turn (specification 3.1.1).
-
-    After an earlier attempt it was the operation itself that ended the task.
-    """
-    if attempts:
-        return Outcome(OutcomeKind.TASK, head.version)
-    return error_outcome(task_ended(head.task_id, head.state))
-
-
-def task_ended(task_id: str, state: int) -> UnsupportedOperationError:
-    """The error for a message to a task that has ended."""
-    name = pb.TaskState.Name(state)  # type: ignore[arg-type]
-    return UnsupportedOperationError(
-        f"task {task_id!r} has ended ({name}) and takes no more messages; send one without task_id",
-        metadata={"task_id": task_id},
-    )
-
-
-def check_related(
-    related: pb.Task, parent_id: str, scope: Scope, owner: Scope | None, running: bool
-) -> None:
-    """Check a task that a turn of `parent_id`, in `scope`, wants stored along.
-
-    `owner` is the scope of the stored task of the same id, None if there is none; `running` is
-    whether a turn holds that. Raises InvalidAgentResponseError.
-    """
-    problem = ""
-    if related.status.state not in task.TERMINAL_STATES:
-        problem = "has not ended"
-    elif not related.id:
-        problem = "has no id"
-    elif related.id == parent_id:
-        problem = "is the task itself"
-    elif owner is not None and owner != scope:
-        problem = "is not the caller's own"
-    elif running:
-        problem = "is running"
-    else:
-        try:
-            related.status.timestamp.ToNanoseconds()
-        except ValueError:
-            problem = "has a timestamp out of range"
-    if problem:
-        raise InvalidAgentResponseError(
-            f"the attached task {related.id!r} {problem}", metadata={"task_id": parent_id}
-        )
-
-
-def within_bytes(payloads: Iterable[bytes], max_bytes: int) -> list[bytes]:
-    """The first payloads that are `max_bytes` together at the most, but one at least."""
-    taken: list[bytes] = []
-    for payload in payloads:
-        max_bytes -= len(payload)
-        if taken and max_bytes < 0:
-            break
-        taken.append(payload)
-    return taken
-
-
-class TaskQuery(NamedTuple):
-    """What ListTasks asks for (specification 3.1.4).
-
-    `after` is the (status_at, task_id) of the last task of the page before; a page goes on with
-    what is older. `updated_since` is in nanoseconds since the epoch, inclusive.
-    """
-
-    scope: Scope
-    context_id: str = ""
-    state: int = 0
-    updated_since: int = 0
-    page_size: int = 50
-    after: tuple[int, str] | None = None
-    history_length: int | None = None
-    include_artifacts: bool = False
-
-
-class TaskPage(NamedTuple):
-    """One page: tasks by status timestamp, newest first, equal ones by id, descending.
-
-    `next_after` is None on the last page, also when that is exactly full; `total` counts all
-    matches.
-    """
-
-    tasks: list[pb.Task]
-    next_after: tuple[int, str] | None
-    total: int
-
-
-@dataclass(slots=True)
-class PushTarget:
-    """A push configuration with its place in the outbox.
-
-    The outbox is a cursor per configuration over the task's log: events up to `delivered` are done.
-    `attempts` counts failures since the last success; `next_attempt_at` is in seconds since the
-    epoch; a target that is `disabled` gets nothing more.
-    """
-
-    config: pb.TaskPushNotificationConfig
-    scope: Scope
-    delivered: int = 0
-    attempts: int = 0
-    next_attempt_at: float = 0.0
-    disabled: bool = False
 
 
 class Storage(ABC, Generic[ContextT]):
@@ -361,6 +45,8 @@ class Storage(ABC, Generic[ContextT]):
     - `admit` is atomic per deduplication key.
     - A read with a scope never shows what belongs to another scope.
     - The cost of a commit does not grow with the size of its task.
+    - One process at a time holds a task. A storage that several processes share has a `lease`: a
+      process that has not called `renew_lease` for so long has lost every task that it held.
 
     `waits` says whether calls wait for something, so that a caller may be cancelled in the middle.
 
@@ -369,6 +55,9 @@ class Storage(ABC, Generic[ContextT]):
     """
 
     waits: ClassVar[bool] = True
+
+    lease: float | None = None
+    """Seconds for which `renew_lease` holds; None where one process has the storage to itself."""
 
     @abstractmethod
     async def __aenter__(self) -> Self: ...
@@ -403,22 +92,27 @@ class Storage(ABC, Generic[ContextT]):
         """The record, or None if there is none (any more)."""
 
     @abstractmethod
-    async def unfinished_operations(self) -> list[Operation]:
-        """All operations that are not done, in the order of their admission."""
+    async def start_turn(self, task_id: str) -> Turn | Operation | None:
+        """Begin a turn: take the task for the oldest of its operations that are not done.
 
-    @abstractmethod
-    async def start_turn(self, operation_id: str) -> Turn | None:
-        """Begin an attempt: count it, take the task, put the message into its history if it exists.
+        The attempt is counted, and the message enters the history, once, however many attempts
+        there are, if the task exists.
 
-        The message enters the history once, however many attempts there are. None if the operation
-        is done or unknown. If the task has ended meanwhile, the operation is finished with
-        `finished_task_outcome`, and None is returned; an earlier attempt's turn is over then. With
-        `UnavailableError` no attempt is counted, unless the backend can't even undo that.
+        Returns an Operation, finished with `finished_task_outcome`, in place of a turn if the task
+        has ended; there may be more of them. None if there is nothing to do here: no operation is
+        left, or another process holds the task, which goes on with them when its turn is over, or
+        the oldest one may run in another process only (`Operation.runs_here`).
+
+        With `UnavailableError` no attempt is counted, unless the backend can't even undo that. A
+        turn that this process began and gave up makes way for the new one.
         """
 
     @abstractmethod
-    async def commit(self, commit: Commit) -> None:
+    async def commit(self, commit: Commit) -> bool:
         """Apply a commit, all or nothing.
+
+        Returns, for one that ends the turn, whether the task has operations that are not done: to
+        begin the next turn is the business of the process that ended this one.
 
         Raises:
             FenceLostError, VersionConflictError: see the class; nothing was kept.
@@ -426,14 +120,51 @@ class Storage(ABC, Generic[ContextT]):
         """
 
     @abstractmethod
-    async def finish_operation(self, operation_id: str, outcome: Outcome) -> None:
-        """End an operation outside any turn; nothing if it is done or unknown."""
+    async def refuse_operation(self, operation_id: str, outcome: Outcome) -> bool:
+        """End an operation that never started; False, and nothing, if it did or is unknown."""
+
+    @abstractmethod
+    async def request_cancel(self, task_id: str) -> None:
+        """Remember, while a turn holds the task, that it is to be canceled.
+
+        The process that holds it learns of it from `renew_lease`, the next one to hold it from
+        `Turn.cancel_requested`. A turn that finishes its operation ends the request.
+        """
+
+    # Several processes.
+
+    @abstractmethod
+    async def renew_lease(self, *, anew: bool = False) -> list[str]:
+        """Say that this process lives; returns the tasks it holds that are to be canceled.
+
+        With `anew`, it gives up every task that it held before.
+        """
+
+    @abstractmethod
+    async def stranded_operations(self, limit: int) -> list[Stranded]:
+        """Operations to be submitted to the broker again, the oldest of each task, oldest first.
+
+        They are not done; their task is held by no process that lives; and they were neither
+        recorded nor returned here within the last two seconds, unless by a process that is gone.
+        """
+
+    @abstractmethod
+    async def check(self) -> None:
+        """Raises UnavailableError if the backend can't be reached."""
 
     # Reading tasks.
 
     @abstractmethod
     async def load_head(self, task_id: str, *, scope: Scope | None = None) -> Head | None:
         """The head, or None; with a scope only if the task is in it."""
+
+    @abstractmethod
+    async def load_heads(self, task_ids: Sequence[str]) -> list[Head]:
+        """The heads of those tasks that exist."""
+
+    @abstractmethod
+    async def load_progress(self, operation_ids: Sequence[str]) -> list[Progress]:
+        """How far those operations are that are known."""
 
     @abstractmethod
     async def load_snapshot(
@@ -517,9 +248,14 @@ class Storage(ABC, Generic[ContextT]):
     # Housekeeping.
 
     @abstractmethod
-    async def sweep(self, *, tasks_before: float, operations_before: float) -> int:
+    async def sweep(
+        self, *, tasks_before: float, operations_before: float, logs_before: float = 0.0
+    ) -> int:
         """Forget finished tasks whose status is older than `tasks_before`, with all that belongs to
         them, and finished operations older than `operations_before` (seconds since the epoch).
+
+        Of finished tasks whose status is older than `logs_before` the snapshot alone is kept, where
+        the backend stores snapshots: their log no longer reaches back.
 
         Tasks that a turn holds, with undelivered events or unfinished operations stay. Contexts go
         that were last updated before `tasks_before`, and push configurations of tasks that never

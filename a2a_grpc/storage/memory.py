@@ -10,27 +10,30 @@ import copy
 import time
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
 from a2a_grpc import pb
 from a2a_grpc.errors import ResourceExhaustedError
-from a2a_grpc.storage.base import (
+from a2a_grpc.storage.base import ContextT, Storage
+from a2a_grpc.storage.records import Record, TaskList
+from a2a_grpc.storage.values import (
     EVENTS_BYTES,
     NO_SCOPE,
+    RESUBMIT_AFTER,
     Commit,
-    ContextT,
     FenceLostError,
     Head,
     Operation,
     OperationState,
     Outcome,
+    Progress,
     PushTarget,
     Scope,
     Snapshot,
-    Storage,
+    Stranded,
     TaskPage,
     TaskQuery,
     Turn,
@@ -39,7 +42,6 @@ from a2a_grpc.storage.base import (
     finished_task_outcome,
     within_bytes,
 )
-from a2a_grpc.storage.records import Record, TaskList
 from a2a_grpc.task import (
     TERMINAL_STATES,
     LogEntry,
@@ -73,12 +75,18 @@ class InMemoryStorage(Storage[ContextT]):
         self._operations: dict[str, Operation] = {}
         self._sizes: dict[str, int] = {}  # of operations
         self._done: OrderedDict[str, None] = OrderedDict()
+        # Of each task, oldest first; when each was submitted, as far as this process did it.
+        self._unfinished: dict[str, dict[str, float]] = {}
+        self._opened = 0
         self._deduplication: dict[bytes, Operation] = {}
         self._contexts: dict[tuple[Scope, str], tuple[ContextT, float]] = {}
         self._targets: dict[str, dict[str, PushTarget]] = {}
         self._undelivered: set[tuple[str, str]] = set()
 
     async def __aenter__(self) -> Self:
+        self._opened += 1  # whoever held a task before is gone
+        for unfinished in self._unfinished.values():
+            unfinished.update(dict.fromkeys(unfinished, 0.0))
         return self
 
     async def __aexit__(
@@ -113,6 +121,7 @@ class InMemoryStorage(Storage[ContextT]):
         record = self._operations[operation.id] = operation.copy()
         self._sizes[operation.id] = size
         self._bytes += size
+        self._unfinished.setdefault(operation.task_id, {})[operation.id] = time.monotonic()
         if key:
             self._deduplication[key] = record
         if push_config is not None:
@@ -142,32 +151,23 @@ class InMemoryStorage(Storage[ContextT]):
         operation = self._operations.get(operation_id)
         return None if operation is None else operation.copy()
 
-    async def unfinished_operations(self) -> list[Operation]:
-        return [
-            operation.copy()
-            for operation in self._operations.values()
-            if operation.state is not OperationState.DONE
-        ]
-
-    async def start_turn(self, operation_id: str) -> Turn | None:
-        operation = self._operations.get(operation_id)
-        if operation is None or operation.state is OperationState.DONE:
+    async def start_turn(self, task_id: str) -> Turn | Operation | None:
+        unfinished = self._unfinished.get(task_id)
+        if not unfinished:
             return None
-        record = self._records.get(operation.task_id)
+        operation = self._operations[next(iter(unfinished))]
+        record = self._records.get(task_id)
         if record is None:
             # Invisible until the first entry of its log.
-            record = Record(operation.task_id, operation.context_id, operation.scope)
-            self._records[operation.task_id] = record
+            record = Record(task_id, operation.context_id, operation.scope)
+            self._records[task_id] = record
         elif record.state in TERMINAL_STATES:
-            if operation.attempts:
-                record.running = False
-                self._changed(record)
-            await self.finish_operation(
-                operation.id, finished_task_outcome(record.head(), operation.attempts)
-            )
-            return None
+            record.running = False
+            self._changed(record)
+            self._finish(operation, finished_task_outcome(record.head(), operation.attempts))
+            return operation.copy()
         version = len(record.log)
-        if version and not operation.attempts:
+        if version and operation.state is OperationState.QUEUED:
             self._append(
                 record,
                 [
@@ -182,10 +182,11 @@ class InMemoryStorage(Storage[ContextT]):
         operation.state = OperationState.STARTED
         record.fence += 1
         record.running = True
+        record.owner = self._opened
         snapshot = self._snapshot(record, None, None) if version else None
-        return Turn(operation.copy(), record.fence, snapshot)
+        return Turn(operation.copy(), record.fence, snapshot, record.cancel_requested)
 
-    async def commit(self, commit: Commit) -> None:
+    async def commit(self, commit: Commit) -> bool:
         record = self._records.get(commit.task_id)
         if commit.fence:
             if record is None or not record.running or record.fence != commit.fence:
@@ -218,8 +219,15 @@ class InMemoryStorage(Storage[ContextT]):
             record.running = False
             if record.log:
                 self._changed(record)
+            if commit.finished:
+                record.cancel_requested = False
         for operation_id, outcome in commit.finished:
-            await self.finish_operation(operation_id, outcome)
+            operation = self._operations.get(operation_id)
+            if operation is not None and operation.state is not OperationState.DONE:
+                self._finish(operation, outcome)
+        if commit.hands_back:
+            self._operations[commit.hands_back].handed_back += 1
+        return commit.ends_turn and commit.task_id in self._unfinished
 
     def _append(self, record: Record, entries: Iterable[LogEntry]) -> None:
         events = len(record.events)
@@ -249,20 +257,57 @@ class InMemoryStorage(Storage[ContextT]):
         self._append(record, [entry])
         self._changed(record)
 
-    async def finish_operation(self, operation_id: str, outcome: Outcome) -> None:
+    def _finish(self, operation: Operation, outcome: Outcome) -> None:
+        operation.state = OperationState.DONE
+        operation.outcome = outcome
+        # Duplicates need the key and the outcome.
+        operation.request = pb.SendMessageRequest()
+        self._bytes += len(outcome.payload) - self._sizes[operation.id]
+        self._sizes[operation.id] = len(outcome.payload)
+        self._done[operation.id] = None
+        unfinished = self._unfinished[operation.task_id]
+        del unfinished[operation.id]
+        if not unfinished:
+            del self._unfinished[operation.task_id]
+        record = self._records.get(operation.task_id)
+        if record is not None and not record.log and not record.running:
+            # Never created. Until now its fence kept late commits of this operation out.
+            del self._records[operation.task_id]
+
+    async def refuse_operation(self, operation_id: str, outcome: Outcome) -> bool:
         operation = self._operations.get(operation_id)
-        if operation is not None and operation.state is not OperationState.DONE:
-            operation.state = OperationState.DONE
-            operation.outcome = outcome
-            # Duplicates need the key and the outcome.
-            operation.request = pb.SendMessageRequest()
-            self._bytes += len(outcome.payload) - self._sizes[operation_id]
-            self._sizes[operation_id] = len(outcome.payload)
-            self._done[operation_id] = None
-            record = self._records.get(operation.task_id)
-            if record is not None and not record.log and not record.running:
-                # Never created. Until now its fence kept late commits of this operation out.
-                del self._records[operation.task_id]
+        if operation is None or operation.state is not OperationState.QUEUED:
+            return False
+        self._finish(operation, outcome)
+        return True
+
+    async def request_cancel(self, task_id: str) -> None:
+        record = self._records.get(task_id)
+        if record is not None and record.running:
+            record.cancel_requested = True
+
+    # Several processes, of which there is but one.
+
+    async def renew_lease(self, *, anew: bool = False) -> list[str]:
+        return []
+
+    async def stranded_operations(self, limit: int) -> list[Stranded]:
+        now = time.monotonic()
+        stranded: list[Stranded] = []
+        for task_id, unfinished in self._unfinished.items():
+            operation_id, submitted_at = next(iter(unfinished.items()))
+            record = self._records.get(task_id)
+            held = record is not None and record.running and record.owner == self._opened
+            if held or now - submitted_at < RESUBMIT_AFTER:
+                continue
+            unfinished[operation_id] = now
+            attempts = self._operations[operation_id].attempts
+            stranded.append(Stranded(task_id, operation_id, attempts))
+            if len(stranded) == limit:
+                break
+        return stranded
+
+    async def check(self) -> None: ...
 
     # Reading tasks.
 
@@ -275,6 +320,14 @@ class InMemoryStorage(Storage[ContextT]):
     async def load_head(self, task_id: str, *, scope: Scope | None = None) -> Head | None:
         record = self._visible(task_id, scope)
         return None if record is None else record.head()
+
+    async def load_heads(self, task_ids: Sequence[str]) -> list[Head]:
+        visible = (self._visible(task_id, None) for task_id in task_ids)
+        return [record.head() for record in visible if record is not None]
+
+    async def load_progress(self, operation_ids: Sequence[str]) -> list[Progress]:
+        found = (self._operations.get(operation_id) for operation_id in operation_ids)
+        return [Progress(one.id, one.state, one.outcome) for one in found if one is not None]
 
     async def load_snapshot(
         self,
@@ -393,11 +446,12 @@ class InMemoryStorage(Storage[ContextT]):
 
     # Housekeeping.
 
-    async def sweep(self, *, tasks_before: float, operations_before: float) -> int:
+    async def sweep(
+        self, *, tasks_before: float, operations_before: float, logs_before: float = 0.0
+    ) -> int:
         forgotten = 0
         limit = int(tasks_before * 1e9)
-        unfinished = await self.unfinished_operations()
-        working = {operation.task_id for operation in unfinished}
+        working = set(self._unfinished)
         needed = working.union(task_id for task_id, _ in self._undelivered)
         for task_id in list(self._ended):
             if self._records[task_id].status_at < limit and task_id not in needed:
@@ -413,7 +467,9 @@ class InMemoryStorage(Storage[ContextT]):
             for config_id in self._targets.pop(task_id):
                 self._undelivered.discard((task_id, config_id))
         used = {(record.scope, record.context_id) for record in self._records.values()}
-        used.update((operation.scope, operation.context_id) for operation in unfinished)
+        for operations in self._unfinished.values():
+            for operation in map(self._operations.__getitem__, operations):
+                used.add((operation.scope, operation.context_id))
         for key in self._contexts.keys() - used:
             if self._contexts[key][1] < tasks_before:
                 del self._contexts[key]

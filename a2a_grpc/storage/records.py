@@ -6,7 +6,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 
 from a2a_grpc import pb
-from a2a_grpc.storage.base import Head, Scope
+from a2a_grpc.storage.values import Head, Scope
 from a2a_grpc.task import EntryKind, LogEntry, TaskFold
 
 _Key = tuple[int, str]
@@ -20,6 +20,7 @@ class Record:
     """
 
     __slots__ = (
+        "cancel_requested",
         "context_id",
         "events",
         "fence",
@@ -28,6 +29,7 @@ class Record:
         "listed",
         "log",
         "messages",
+        "owner",
         "running",
         "scope",
         "state",
@@ -43,6 +45,8 @@ class Record:
         self.status_at = 0
         self.fence = 0
         self.running = False
+        self.owner = 0  # which opening of the storage the turn belongs to
+        self.cancel_requested = False
         self.log: list[bytes] = []
         self.messages: list[int] | None = None  # versions
         self.events = self.log

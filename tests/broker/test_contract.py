@@ -5,21 +5,24 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 import pytest
 
 from a2a_grpc.broker.base import Broker, TaskIdParams, TaskOperation, TaskSendParams
 from a2a_grpc.broker.memory import InMemoryBroker
+from a2a_grpc.broker.nats import NatsBroker
 from a2a_grpc.errors import ResourceExhaustedError, UnavailableError
 from tests.support import within
 
-BACKENDS: dict[str, Callable[..., Broker]] = {"memory": InMemoryBroker}
 
-
-@pytest.fixture(params=BACKENDS)
+@pytest.fixture(params=["memory", "nats"])
 def make(request: pytest.FixtureRequest) -> Callable[..., Broker]:
-    return BACKENDS[request.param]
+    """Makes brokers; those of one test reach each other, if the backend can."""
+    if request.param == "nats":
+        return partial(NatsBroker, request.getfixturevalue("nats_url"))
+    return lambda concurrency=10_000: InMemoryBroker(max_unacknowledged=concurrency)
 
 
 @pytest.fixture
@@ -85,15 +88,109 @@ async def test_operation_that_is_handed_back_comes_again(broker: Broker) -> None
     await nothing_comes(source)
 
 
-async def test_operation_that_is_handed_back_comes_before_later_ones_of_its_task(
-    broker: Broker,
-) -> None:
+async def test_operation_that_is_submitted_again_comes_once(broker: Broker) -> None:
     source = broker.receive_task_operations()
-    await broker.run_task(run(1))
+    for _ in range(3):
+        await broker.run_task(run(1))
     (delivery,) = await take(source, 1)
+    for _ in range(3):
+        await broker.run_task(run(1))
     await broker.run_task(run(2))
-    await delivery.nak()
-    assert [operation_id(one) for one in await take(source, 2)] == ["o1", "o2"]
+    (other,) = await take(source, 1)
+    assert operation_id(other) == "o2"
+    await delivery.ack()
+    await other.ack()
+    await nothing_comes(source)
+
+
+async def test_operation_that_is_over_may_be_submitted_anew(broker: Broker) -> None:
+    source = broker.receive_task_operations()
+    for _ in range(3):
+        await broker.run_task(run(1))
+        (delivery,) = await take(source, 1)
+        assert operation_id(delivery) == "o1"
+        await delivery.ack()
+        await settled(broker)
+    await nothing_comes(source)
+
+
+async def settled(broker: Broker) -> None:
+    """What was acknowledged has arrived: later submissions of this process come after it."""
+    other = run(999_999)
+    await broker.run_task(other)
+    async for delivery in broker.receive_task_operations():
+        await delivery.ack()
+        if operation_id(delivery) == other.operation_id:
+            return
+
+
+async def test_ids_may_be_any_text(broker: Broker) -> None:
+    source = broker.receive_task_operations()
+    odd = [TaskSendParams("a b.*\r\n>ü", f"o.{n} *\n" + "x" * 300) for n in range(3)]
+    for params in odd:
+        await broker.run_task(params)
+    deliveries = await take(source, 3)
+    assert [delivery.params for delivery in deliveries] == odd
+    for delivery in deliveries:
+        await delivery.ack()
+    await broker.cancel_task(TaskIdParams(odd[0].id))
+    (cancellation,) = await take(source, 1)
+    assert cancellation.params == TaskIdParams(odd[0].id)
+
+
+async def test_operation_for_here_is_delivered_here_and_handed_back_here(broker: Broker) -> None:
+    source = broker.receive_task_operations()
+    params = TaskSendParams("t", "o1", here=True)
+    for _ in range(2):
+        await broker.run_task(params)
+    for _ in range(3):
+        (delivery,) = await take(source, 1)
+        assert operation_id(delivery) == "o1"
+        await delivery.nak()
+    (delivery,) = await take(source, 1)
+    await delivery.ack()
+    await broker.run_task(run(2))
+    (delivery,) = await take(source, 1)
+    assert operation_id(delivery) == "o2"
+    await delivery.ack()
+    await nothing_comes(source)
+
+
+async def test_burying_never_fails(broker: Broker) -> None:
+    for _ in range(2):
+        await broker.bury(run(1), "it was tried 3 times\n" + "x" * 100_000)
+
+
+async def test_open_broker_passes_its_check_and_a_closed_one_does_not(
+    make: Callable[..., Broker],
+) -> None:
+    async with make() as broker:
+        await broker.check()
+    with pytest.raises(UnavailableError):
+        await broker.check()
+
+
+async def test_unacknowledged_operations_have_a_bound(make: Callable[..., Broker]) -> None:
+    async with make(concurrency=2) as broker:
+        source = broker.receive_task_operations()
+        for number in range(4):
+            await broker.run_task(run(number))
+        one, two = await take(source, 2)
+        third = asyncio.create_task(take(source, 1))
+        await asyncio.sleep(0.05)
+        assert not third.done()
+        # A cancellation still comes through.
+        await broker.cancel_task(TaskIdParams("t"))
+        (cancellation,) = await within(third)
+        assert cancellation.operation == "cancel"
+        await one.ack()
+        (three,) = await take(source, 1)
+        assert operation_id(three) == "o2"
+        await two.nak()  # which makes room, too
+        (four,) = await take(source, 1)
+        assert operation_id(four) in ("o1", "o3")
+        await three.ack()
+        await four.ack()
 
 
 async def test_several_receivers_share_the_operations(broker: Broker) -> None:
@@ -189,19 +286,12 @@ async def test_full_broker_refuses_and_says_when_to_come_back() -> None:
         await broker.cancel_task(TaskIdParams("t"))
 
 
-async def test_unacknowledged_operations_have_a_bound() -> None:
-    async with InMemoryBroker(max_unacknowledged=2) as broker:
+async def test_operation_that_is_handed_back_comes_before_later_ones_in_memory() -> None:
+    """Nobody relies on it: the record knows the order of a task's operations."""
+    async with InMemoryBroker() as broker:
         source = broker.receive_task_operations()
-        for number in range(3):
-            await broker.run_task(run(number))
-        one, two = await take(source, 2)
-        third = asyncio.create_task(take(source, 1))
-        await asyncio.sleep(0)
-        assert not third.done()
-        # A cancellation still comes through to another receiver.
-        await broker.cancel_task(TaskIdParams("t"))
-        (cancellation,) = await within(third)
-        assert cancellation.operation == "cancel"
-        await one.ack()
-        assert [operation_id(d) for d in await take(source, 1)] == ["o2"]
-        await two.ack()
+        await broker.run_task(run(1))
+        (delivery,) = await take(source, 1)
+        await broker.run_task(run(2))
+        await delivery.nak()
+        assert [operation_id(one) for one in await take(source, 2)] == ["o1", "o2"]

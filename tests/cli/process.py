@@ -34,6 +34,7 @@ class Process:
         cwd: where it starts.
         variables: added to the environment.
         command: in place of `python -m a2a_grpc`.
+        process_group: 0 makes it a job of its own, as a shell with a terminal does.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class Process:
         cwd: Path,
         variables: dict[str, str] | None = None,
         command: Sequence[str | Path] = (sys.executable, "-W", "error", "-m", "a2a_grpc"),
+        process_group: int | None = None,
     ) -> None:
         self._lines: list[str] = []
         self._changed = threading.Condition()
@@ -54,6 +56,7 @@ class Process:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            process_group=process_group,
         )
         self._readers = [
             threading.Thread(target=self._read_errors, daemon=True),
@@ -94,6 +97,10 @@ class Process:
         for pipe in (self._process.stdout, self._process.stderr):
             assert pipe is not None
             pipe.close()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     @property
     def lines(self) -> list[str]:

@@ -71,7 +71,8 @@ own = Probe(
     storage="memory:",
     settings=ServerSettings(
         host="::1", port=1, external_url="own:1", grace=1.0, deduplicate="never",
-        retain_tasks=1.0, allow_private_webhooks=True, assume_version="1.0",
+        retain_tasks=1.0, allow_private_webhooks=True, assume_version="1.0", lease=2.0,
+        concurrency=3, compact_after=4.0,
     ),
 )
 """
@@ -391,7 +392,18 @@ def test_a_bad_target_is_refused_in_one_line(
         ("--store", "sqlite://file.db", ["--store", "sqlite:///file.db"]),
         ("--store", "sqlite://", ["--store", "sqlite:///file.db", "memory:"]),
         ("--store", "sqlite", ["--store", "sqlite:///file.db", "memory:"]),
-        ("--broker", "kafka://host", ["--broker", "'kafka://host'", "memory:"]),
+        ("--store", "postgresql:", ["--store", "postgresql://user@host/database"]),
+        ("--broker", "kafka://host", ["--broker", "'kafka://host'", "nats://host:4222", "memory:"]),
+        ("--broker", "nats:host", ["--broker", "nats://host:4222"]),
+        ("--role", "boss", ["--role", "all", "frontend", "worker"]),
+        ("--processes", "0", ["--processes", "'0'", "1 to 999"]),
+        ("--processes", "many", ["--processes", "'many'", "1 to 999"]),
+        ("--processes", "1000", ["--processes", "1 to 999"]),
+        ("--concurrency", "0", ["--concurrency", "'0'", "1 to 2147483647"]),
+        ("--concurrency", "9999999999", ["--concurrency", "1 to 2147483647"]),
+        ("--lease", "0.5", ["--lease", "'0.5'", "1 second or more"]),
+        ("--lease", "long", ["--lease", "'long'", "seconds"]),
+        ("--compact-after", "1", ["--compact-after", "30d, 12h, 45m or 90s", "forever"]),
         ("--grace", "soon", ["--grace", "'soon'", "seconds"]),
         ("--grace", "-1", ["--grace", "'-1'", "0 or more"]),
         ("--grace", "nan", ["--grace", "'nan'"]),
@@ -417,6 +429,77 @@ def test_a_bad_option_is_refused_in_one_line(
     assert line.startswith("error: ")
     for word in [*words, "a2a-grpc serve --help"]:
         assert word in line
+
+
+POSTGRES = "postgresql://db/agents"
+NATS = "nats://127.0.0.1:1"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--role", "worker"], ["--role worker", "sqlite:///a2a-grpc.db", "--store postgresql://"]),
+        (["--role", "frontend", "--store", "memory:"], ["--role frontend", "memory:", "--store"]),
+        (["--role", "worker", "--store", POSTGRES], ["--role worker", "memory:", "--broker nats"]),
+        (["--processes", "2"], ["--processes 2", "sqlite:///a2a-grpc.db", "--store postgresql://"]),
+        (["--processes", "2", "--store", "memory:"], ["--processes 2", "memory:", "--store"]),
+        (["--processes", "2", "--store", POSTGRES], ["--processes 2", "memory:", "--broker nats"]),
+        (["--processes", "2", "--broker", NATS], ["--processes 2", "sqlite", "--store postgresql"]),
+        (["--broker", NATS], [f"--broker {NATS}", "sqlite:///a2a-grpc.db", "--store postgresql"]),
+        (["--broker", "tls://h", "--store", "memory:"], ["--broker tls://h", "leave --broker out"]),
+    ],
+)
+def test_what_one_process_has_to_itself_is_not_shared(
+    tmp_path: Path, arguments: list[str], words: list[str]
+) -> None:
+    write(tmp_path, ECHO)
+    code, line = failure(tmp_path, "echo.py", *arguments)
+    assert code == 2, line
+    for word in [*words, "a2a-grpc serve --help"]:
+        assert word in line
+    assert databases(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ("storage=InMemoryStorage()", ["InMemoryStorage is not", "--store postgresql://"]),
+        (f"storage={POSTGRES!r}, broker=InMemoryBroker()", ["InMemoryBroker", "--broker nats"]),
+        (f"storage={POSTGRES!r}", ["memory: does not", "--broker nats"]),
+    ],
+)
+def test_what_a_server_has_to_itself_is_not_shared(
+    tmp_path: Path, parts: str, words: list[str]
+) -> None:
+    source = f"""
+        from a2a_grpc import A2AServer, InMemoryBroker, InMemoryStorage
+
+        async def agent(context):
+            return ""
+
+        server = A2AServer(agent, {parts})
+    """
+    write(tmp_path, source)
+    code, line = failure(tmp_path, "echo.py", "--role", "frontend")
+    assert code == 2
+    for word in words:
+        assert word in line
+
+
+@pytest.mark.parametrize(
+    ("module", "extra", "arguments"),
+    [
+        ("asyncpg", "postgres", ["--store", POSTGRES]),
+        ("nats", "nats", ["--store", POSTGRES, "--broker", NATS]),
+    ],
+)
+def test_a_library_that_is_not_installed_is_named_with_its_extra(
+    tmp_path: Path, module: str, extra: str, arguments: list[str]
+) -> None:
+    write(tmp_path, f"import sys\nsys.modules[{module!r}] = None\n{ECHO}")
+    code, line = failure(tmp_path, "echo.py", "--port", "0", *arguments)
+    assert code == 1
+    assert line == f"error: {module} is not installed: pip install 'a2a-grpc[{extra}]'"
 
 
 def test_no_target_and_no_such_command_are_refused_in_one_line(tmp_path: Path) -> None:
@@ -550,8 +633,12 @@ def probe(cwd: Path, target: str, *arguments: str, **variables: str) -> dict[str
 OPTIONS = [
     ("--host", "localhost", "host", "localhost"),
     ("--port", "1234", "port", 1234),
-    ("--store", "sqlite:///other.db", "storage", "sqlite:///other.db"),
-    ("--broker", "memory:", "broker", "memory:"),
+    ("--store", "postgresql://db/agents", "storage", "postgresql://db/agents"),
+    ("--broker", "nats://a:1,nats://b:2?x=y", "broker", "nats://a:1,nats://b:2?x=y"),
+    ("--role", "worker", "role", "worker"),
+    ("--lease", "2.5", "lease", 2.5),
+    ("--concurrency", "17", "concurrency", 17),
+    ("--compact-after", "90s", "compact_after", 90.0),
     ("--grace", "2.5", "grace", 2.5),
     ("--deduplicate", "always", "deduplicate", "always"),
     ("--retain-tasks", "12h", "retain_tasks", 12 * 3600.0),
@@ -600,6 +687,10 @@ def test_a_default_leaves_what_the_server_says(tmp_path: Path) -> None:
         "retain_tasks": 1.0,
         "allow_private_webhooks": True,
         "assume_version": "1.0",
+        "lease": 2.0,
+        "concurrency": 3,
+        "compact_after": 4.0,
+        "reuse_port": False,
     }
     assert {name: own[name] for name in expected} == expected
 
@@ -616,6 +707,11 @@ def test_the_defaults_are_those_of_the_settings_and_a_file_for_the_store(tmp_pat
         "retain_tasks": 30 * 86400.0,
         "allow_private_webhooks": False,
         "assume_version": None,
+        "role": "all",
+        "lease": 15.0,
+        "concurrency": 10_000,
+        "compact_after": 3600.0,
+        "reuse_port": False,
     }
     assert {name: bare[name] for name in expected} == expected
 
@@ -646,7 +742,8 @@ def test_help_shows_every_option_with_its_default_and_variable(tmp_path: Path) -
     for option, _, _, _ in OPTIONS:
         assert f" {option} " in text
         assert variable(option) in text
-    for default in ("127.0.0.1", "50051", "sqlite:///a2a-grpc.db", "30d", "marked", "human", "10"):
+    defaults = ("127.0.0.1", "50051", "sqlite:///a2a-grpc.db", "30d", "marked", "human", "10")
+    for default in (*defaults, "all", "15", "1h", "10000", "1"):
         assert f"default: {default}" in text
 
 

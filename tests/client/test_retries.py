@@ -105,6 +105,24 @@ READS = {
 }
 
 
+async def test_call_that_a_stopping_server_cut_off_is_tried_again() -> None:
+    """gRPC ends what it has received and not handed over yet as CANCELLED when a port closes."""
+    cut_off: list[str] = []
+
+    async def respond(method: str, request: bytes, context: Any) -> bytes:
+        if not cut_off:
+            cut_off.append(method)
+            await context.abort(grpc.StatusCode.CANCELLED, "CANCELLED")
+        return pb.Task(id="t").SerializeToString()
+
+    async with (
+        scripted(respond) as (server, address),
+        A2AClient(address, retry=FAST) as client,
+    ):
+        assert (await within(client.get_task("t"))).id == "t"
+        assert [name for name, _ in server.calls] == ["GetTask"] * 2
+
+
 @pytest.mark.parametrize("method", READS)
 async def test_what_is_safe_is_tried_again(method: str) -> None:
     async with (

@@ -19,7 +19,7 @@ from a2a_grpc import (
     UnavailableError,
     pb,
 )
-from a2a_grpc.storage.sql import SqlStorage
+from a2a_grpc.storage.sql.storage import SqlStorage
 from a2a_grpc.subscription import Streamed
 from a2a_grpc.wire.status import abort
 from tests.client.proxy import Proxy

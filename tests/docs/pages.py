@@ -1,8 +1,8 @@
 """A page as a program: its fenced blocks, run one after another.
 
 - A block that begins with a comment such as `# greeter.py` is a file of that name.
-- `.venv/bin/a2a-grpc serve ...` starts a server, which takes the calls of the blocks below it; if
-  the page shows what it prints, it must not start.
+- `.venv/bin/a2a-grpc serve ...` starts a server, which takes the calls of the blocks below it, in
+  place of the one before on the same port; if the page shows what it prints, it must not start.
 - Any other `sh` block is run, and so is a `python` block that is no file. What they print is in a
   `text` or `json` block that follows; if there is none, they have to succeed.
 - Commands that set up an environment or run the tests are left alone.
@@ -14,7 +14,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -27,6 +27,8 @@ from tests.interop.grpcurl import grpcurl_program
 from tests.interop.test_a2a_sdk_client import REQUIREMENTS
 
 ADDRESS = "127.0.0.1:50051"
+DATABASE = "postgresql://postgres@127.0.0.1:5432/agents"
+NATS = "nats://127.0.0.1:4222"
 COMMAND = ".venv/bin/a2a-grpc"
 SERVE = f"{COMMAND} serve "
 LANGUAGES = {"python", "sh", "text", "json", "yaml", "toml", "mermaid"}
@@ -42,15 +44,17 @@ class Page:
     Args:
         path: the page.
         cwd: an empty directory, where its files and databases go.
+        services: what the URLs of other services that the page names are here.
     """
 
-    def __init__(self, path: Path, cwd: Path) -> None:
+    def __init__(self, path: Path, cwd: Path, services: Mapping[str, str] | None = None) -> None:
+        self._services = dict(services or {})
         self._blocks = blocks(path)
         self._name = path.name
         self._cwd = cwd
         self._ids = Ids()
         self._stack = ExitStack()
-        self._server: Process | None = None
+        self._servers: dict[str, Process] = {}  # by the address that the page has
         (cwd / "examples").symlink_to(ROOT / "examples")
 
     def __enter__(self) -> Self:
@@ -100,14 +104,23 @@ class Page:
         )
 
     def _serve(self, command: str) -> None:
-        self._stop()
+        port = re.search(r"--port (\d+)", command)
+        shown = ADDRESS if port is None else f"127.0.0.1:{port[1]}"
+        if shown in self._servers:
+            self._stop(shown)
         how = ["--port", "0", "--grace", "0", "--allow-private-webhooks"]
-        self._server = Process("serve", *shlex.split(command), *how, cwd=self._cwd)
-        self._stack.enter_context(self._server)
+        server = Process("serve", *shlex.split(self._here(command)), *how, cwd=self._cwd)
+        self._servers[shown] = self._stack.enter_context(server)
 
-    def _stop(self) -> None:
-        if self._server is not None:
-            assert self._server.stop() == 0, self._server.lines
+    def _here(self, command: str) -> str:
+        for named, url in self._services.items():
+            command = command.replace(named, url)
+        return command
+
+    def _stop(self, *shown: str) -> None:
+        for address in shown or list(self._servers):
+            server = self._servers.pop(address)
+            assert server.stop() == 0, server.lines
 
     def check(self, block: Block, shown: Block | None) -> None:
         """Run a block, and compare what it prints with what the page shows."""
@@ -124,8 +137,11 @@ class Page:
 
         Where the server's address is in it, it is the one that the page has.
         """
-        address = ADDRESS if self._server is None else self._server.address
-        text = self._ids.put_in(block.text).replace(ADDRESS, address)
+        addresses = {shown: server.address for shown, server in self._servers.items()}
+        text = self._ids.put_in(block.text)
+        for shown, address in addresses.items():
+            text = text.replace(shown, address)
+        address = addresses.get(ADDRESS, ADDRESS)
         command: Sequence[str] = (sys.executable, "-W", "error", "-c", text)
         if block.language == "sh":
             ours = f"{shlex.quote(sys.executable)} -W error -m a2a_grpc"
@@ -146,4 +162,7 @@ class Page:
             timeout=PATIENCE,
             check=False,
         )
-        return result.returncode, result.stdout.replace(address, ADDRESS)
+        output = result.stdout
+        for shown, address in addresses.items():
+            output = output.replace(address, shown)
+        return result.returncode, output

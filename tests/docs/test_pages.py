@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import Page
+from tests.docs.pages import DATABASE, NATS, Page
 from tests.docs.readme import README
 from tests.environments import ROOT
 
@@ -23,8 +23,14 @@ PROSE = {"guarantees.md", "settings.md"}
     [README, *(path for path in PAGES if path.name not in PROSE)],
     ids=lambda path: path.name,
 )
-def test_what_a_page_shows_is_what_happens(path: Path, tmp_path: Path) -> None:
-    with Page(path, tmp_path) as page:
+def test_what_a_page_shows_is_what_happens(
+    path: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    services = {}
+    if DATABASE in path.read_text(encoding="utf-8"):
+        services[DATABASE] = request.getfixturevalue("postgres")
+        services[NATS] = request.getfixturevalue("nats_url")
+    with Page(path, tmp_path, services) as page:
         assert page.run() > 0
 
 

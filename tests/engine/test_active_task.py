@@ -22,7 +22,10 @@ from a2a_grpc.errors import (
     TaskNotFoundError,
     UnsupportedOperationError,
 )
-from a2a_grpc.storage.base import OperationState, Scope
+from a2a_grpc.storage.values import (
+    OperationState,
+    Scope,
+)
 from tests.support import (
     CANCELED,
     COMPLETED,

@@ -13,8 +13,10 @@ import pytest
 from a2a_grpc import pb
 from a2a_grpc.agent.call_context import Principal, ServerCallContext
 from a2a_grpc.errors import InvalidParamsError, UnavailableError
-from a2a_grpc.storage.base import Operation
 from a2a_grpc.storage.memory import InMemoryStorage
+from a2a_grpc.storage.values import (
+    Operation,
+)
 from tests.support import (
     AUTH_REQUIRED,
     COMPLETED,

@@ -224,6 +224,37 @@ async def test_what_is_left_runs_again_if_the_agent_says_so(sqlite: str) -> None
         assert attempts == [2]
 
 
+async def test_being_handed_back_is_no_failed_attempt(sqlite: str) -> None:
+    """However often a long task is, it is not given up; its agent still knows that it ran before."""
+    attempts: list[int] = []
+    begun = asyncio.Event()
+
+    async def execute(context: Any, queue: Any) -> None:
+        attempts.append(context.attempt)
+        if context.current_task is None:
+            await queue.enqueue_event(a_task())
+        begun.set()
+        if context.attempt == 5:
+            await queue.enqueue_event(status_update(COMPLETED))
+        else:
+            await asyncio.Event().wait()
+
+    agent = Agent(execute, on_interruption="restart")
+    async with stopping(agent, storage=sqlite, grace=0.02, max_attempts=2) as s:
+        task = await s.client.send("long", immediately=True)
+        await s.over()
+    for _ in range(3):
+        begun.clear()
+        async with stopping(agent, storage=sqlite, grace=0.02, max_attempts=2) as s:
+            await within(begun.wait())
+            await s.over()
+    async with stopping(agent, storage=sqlite, max_attempts=2) as s:
+        async with asyncio.timeout(5):
+            while (await s.client.get(task.id)).status.state != COMPLETED:
+                pass
+    assert attempts == [1, 2, 3, 4, 5]
+
+
 async def test_waiting_messages_of_an_interrupted_task_are_not_lost(sqlite: str) -> None:
     """They were acknowledged: after the restart each of them runs, in order, at attempt 1."""
     agent = Gated()

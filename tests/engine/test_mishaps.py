@@ -15,8 +15,11 @@ import pytest
 
 from a2a_grpc import pb
 from a2a_grpc.errors import UnavailableError
-from a2a_grpc.storage.base import Commit
 from a2a_grpc.storage.memory import InMemoryStorage
+from a2a_grpc.storage.values import (
+    Commit,
+    Operation,
+)
 from tests.support import (
     CANCELED,
     COMPLETED,
@@ -54,11 +57,12 @@ class Forgetful(InMemoryStorage):  # type: ignore[type-arg]
         self.loses = loses
         self.lost = asyncio.Event()
 
-    async def commit(self, commit: Commit) -> None:
-        await super().commit(commit)
+    async def commit(self, commit: Commit) -> bool:
+        more = await super().commit(commit)
         if not self.lost.is_set() and self.loses(commit):
             self.lost.set()
             raise UnavailableError("the answer was lost")
+        return more
 
 
 def numbers(events: list[pb.StreamResponse]) -> list[int]:
@@ -219,6 +223,35 @@ async def test_lost_answer_to_a_cancellation_is_no_failure() -> None:
         assert outline(await collect(reader)) == ["status CANCELED"]
 
 
+async def test_end_of_a_turn_is_the_last_that_is_written_of_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Also if events came in while a commit was under way, which is when a turn may end."""
+    committing, go = asyncio.Event(), asyncio.Event()
+    commits: list[Commit] = []
+
+    class Slow(InMemoryStorage):  # type: ignore[type-arg]
+        waits = True
+
+        async def commit(self, commit: Commit) -> bool:
+            commits.append(commit)
+            committing.set()
+            await go.wait()
+            return await super().commit(commit)
+
+    async def execute(_: Any, queue: Any) -> None:
+        await queue.enqueue_event(a_task())
+        await committing.wait()
+        await queue.enqueue_event(chunk("late"))
+        await queue.enqueue_event(status_update(COMPLETED))
+        asyncio.get_running_loop().call_later(0.01, go.set)
+
+    async with serving(Agent(execute), storage=Slow()) as s:
+        assert (await s.send()).status.state == COMPLETED
+        assert [commit.ends_turn for commit in commits] == [False, True]
+    assert "lost" not in caplog.text
+
+
 # Canceling.
 
 
@@ -226,11 +259,12 @@ async def test_caller_who_goes_away_while_canceling_leaves_no_reader_behind() ->
     committed, go = asyncio.Event(), asyncio.Event()
 
     class Slow(InMemoryStorage):  # type: ignore[type-arg]
-        async def commit(self, commit: Commit) -> None:
-            await super().commit(commit)
+        async def commit(self, commit: Commit) -> bool:
+            more = await super().commit(commit)
             if commit.state == CANCELED:
                 committed.set()
                 await go.wait()
+            return more
 
     storage = Slow()
     async with serving(asking, storage=storage) as s:
@@ -276,15 +310,23 @@ async def test_deaf_agent_that_was_canceled_blocks_neither_messages_nor_the_stop
             except asyncio.CancelledError:
                 continue
 
-    storage = InMemoryStorage()  # type: ignore[var-annotated]
+    class Watched(InMemoryStorage[Any]):
+        def __init__(self) -> None:
+            super().__init__()
+            self.admitted = asyncio.Event()  # the second operation
+
+        async def admit(self, operation: Operation, **how: Any) -> Operation:
+            if not operation.creates_task:
+                self.admitted.set()
+            return await super().admit(operation, **how)
+
+    storage = Watched()
     try:
         async with serving(Agent(execute), storage=storage, grace=30, cancel_timeout=0.1) as s:
             task = await s.send(immediately=True)
             waiting = s.call("SendMessage", request(task_id=task.id))
             queued = asyncio.ensure_future(refused(waiting))
-            async with asyncio.timeout(5):
-                while len(await storage.unfinished_operations()) < 2:
-                    await s.get(task.id)
+            await within(storage.admitted.wait(), 5)
             assert (await s.cancel(task.id)).status.state == CANCELED
             assert_error(await within(queued, 5), "UNSUPPORTED_OPERATION")
             began = time.monotonic()

@@ -13,8 +13,11 @@ from a2a_grpc.active.active_task import ActiveTask
 from a2a_grpc.active.event_consumer import EventConsumer
 from a2a_grpc.bus.base import OperationWatch, TaskChannel
 from a2a_grpc.errors import UnavailableError
-from a2a_grpc.storage.base import Turn
 from a2a_grpc.storage.memory import InMemoryStorage
+from a2a_grpc.storage.values import (
+    Operation,
+    Turn,
+)
 from tests.support import (
     COMPLETED,
     INPUT_REQUIRED,
@@ -123,11 +126,11 @@ class FlakyStart(InMemoryStorage[Any]):
         super().__init__()
         self.turns = 0
 
-    async def start_turn(self, operation_id: str) -> Turn | None:
+    async def start_turn(self, task_id: str) -> Turn | Operation | None:
         self.turns += 1
         if self.turns == 2:
             raise UnavailableError("the store is away")
-        return await super().start_turn(operation_id)
+        return await super().start_turn(task_id)
 
 
 async def test_order_is_kept_when_the_store_is_away_for_a_moment() -> None:

@@ -16,8 +16,13 @@ from typing import Any
 import pytest
 
 from a2a_grpc import pb
-from a2a_grpc.storage.base import Commit, Operation, Scope
 from a2a_grpc.storage.memory import InMemoryStorage
+from a2a_grpc.storage.values import (
+    Commit,
+    Operation,
+    Scope,
+    Turn,
+)
 from a2a_grpc.task import event_entry
 from tests.support import (
     CANCELED,
@@ -48,7 +53,7 @@ async def a_store(url: str) -> AsyncIterator[Any]:
     if url == "memory:":
         yield InMemoryStorage()
         return
-    from a2a_grpc.storage.sql import SqlStorage
+    from a2a_grpc.storage.sql.storage import SqlStorage
 
     async with SqlStorage(url) as storage:
         yield storage
@@ -73,8 +78,8 @@ class Died:
                 self.storage = storage
             await storage.admit(operation)
             for attempt in range(attempts):
-                turn = await storage.start_turn(self.operation_id)
-                assert turn is not None
+                turn = await storage.start_turn(self.task_id)
+                assert isinstance(turn, Turn)
                 assert turn.operation.attempts == attempt + 1
                 if visible and not attempt:
                     task = a_task(id=self.task_id, context_id="c", history=[sent])

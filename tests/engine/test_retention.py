@@ -13,7 +13,7 @@ import pytest
 from a2a_grpc import pb
 from a2a_grpc.server import A2AServer
 from a2a_grpc.storage.memory import InMemoryStorage
-from a2a_grpc.storage.sql import SqlStorage
+from a2a_grpc.storage.sql.storage import SqlStorage
 from tests.support import (
     Agent,
     Client,

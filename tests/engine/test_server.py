@@ -15,7 +15,7 @@ import pytest
 from a2a_grpc.config import ServerSettings
 from a2a_grpc.errors import UnavailableError
 from a2a_grpc.server import A2AServer
-from a2a_grpc.storage.sql import SqlStorage
+from a2a_grpc.storage.sql.storage import SqlStorage
 from tests.cli.process import Process
 from tests.support import (
     COMPLETED,
@@ -53,10 +53,13 @@ def test_what_is_no_agent_is_refused_with_the_forms_that_are(agent: Any) -> None
 @pytest.mark.parametrize(
     ("arguments", "remedy"),
     [
-        ({"storage": "mysql://x"}, "unknown store 'mysql://x'; use memory: or sqlite:///file.db"),
-        ({"storage": ""}, "unknown store ''; use memory: or sqlite:///file.db"),
+        (
+            {"storage": "mysql://x"},
+            "unknown store 'mysql:'; use memory:, sqlite:///file.db or postgresql://",
+        ),
+        ({"storage": ""}, "no store is named; use memory:, sqlite:///file.db or postgresql://"),
         ({"storage": "sqlite://"}, "use sqlite:///file.db"),
-        ({"broker": "amqp://x"}, "unknown broker 'amqp://x'; use memory:"),
+        ({"broker": "amqp://x"}, "unknown broker 'amqp:'; use memory: or nats://"),
     ],
 )
 async def test_unknown_store_or_broker_is_refused_with_those_that_there_are(
@@ -121,7 +124,7 @@ async def test_server_opens_and_closes_the_store_that_it_is_given(sqlite: str) -
         task = await s.send()
         assert await storage.load_task(task.id) == task
     with pytest.raises(UnavailableError, match="not open"):
-        await storage.unfinished_operations()
+        await storage.stranded_operations(1)
     async with serving(echo, storage=storage) as s:
         assert await s.get(task.id) == task
 

@@ -17,8 +17,13 @@ import pytest
 from a2a_grpc import pb
 from a2a_grpc.errors import UnavailableError
 from a2a_grpc.push.delivery import GATHER_INTERVAL, PushDelivery, PushSettings
-from a2a_grpc.storage.base import Commit, LogTruncatedError, PushTarget, Scope
 from a2a_grpc.storage.memory import InMemoryStorage
+from a2a_grpc.storage.values import (
+    Commit,
+    LogTruncatedError,
+    PushTarget,
+    Scope,
+)
 from a2a_grpc.task import event_entry
 
 pytestmark = pytest.mark.asyncio

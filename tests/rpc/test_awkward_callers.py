@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from a2a_grpc import pb
-from a2a_grpc.storage.base import Operation
 from a2a_grpc.storage.memory import InMemoryStorage
+from a2a_grpc.storage.values import (
+    Operation,
+)
 from tests.support import (
     COMPLETED,
     WORKING,

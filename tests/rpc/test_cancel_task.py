@@ -12,8 +12,11 @@ import pytest
 from a2a_grpc import pb
 from a2a_grpc.agent.call_context import Principal, ServerCallContext
 from a2a_grpc.agent.request_context import SimpleRequestContextBuilder
-from a2a_grpc.storage.base import Turn
 from a2a_grpc.storage.memory import InMemoryStorage
+from a2a_grpc.storage.values import (
+    Operation,
+    Turn,
+)
 from tests.support import (
     CANCELED,
     COMPLETED,
@@ -336,8 +339,8 @@ class SlowStart(InMemoryStorage[Any]):
         self.begun, self.go = asyncio.Event(), asyncio.Event()
         self.turns = 0
 
-    async def start_turn(self, operation_id: str) -> Turn | None:
-        turn = await super().start_turn(operation_id)
+    async def start_turn(self, task_id: str) -> Turn | Operation | None:
+        turn = await super().start_turn(task_id)
         self.turns += 1
         if self.turns > 1:
             self.begun.set()

@@ -35,6 +35,7 @@ from tests.support import (
     serving,
     state_name,
     status_update,
+    take,
     text,
     texts,
     within,
@@ -380,3 +381,29 @@ async def test_agent_failure_is_the_answer_of_a_blocking_call() -> None:
         task = await s.send()
         assert task.status.state == FAILED
         assert "secret" not in str(task)
+
+
+async def test_return_immediately_waits_for_no_message_that_came_before(
+    serve: Callable[..., Any],
+) -> None:
+    """Also while the agent has begun with the answer that it asked for, and said nothing yet."""
+    go = asyncio.Event()
+
+    async def execute(context: Any, queue: Any) -> None:
+        if context.current_task is None:
+            await queue.enqueue_event(a_task())
+        else:
+            await go.wait()
+        await queue.enqueue_event(status_update(INPUT_REQUIRED))
+
+    async with serve(Agent(execute)) as s:
+        task = await s.send()
+        for text in ("first", "second", "third"):
+            assert (await within(s.send(text, task_id=task.id, immediately=True))).id == task.id
+        stream = s.stream("fourth", task_id=task.id)
+        (first,) = await take(stream, 1)
+        assert first.task.status.state == INPUT_REQUIRED
+        go.set()
+        assert outline(await collect(stream))[-1] == "status INPUT_REQUIRED"
+        texts_of_users = [m.parts[0].text for m in (await s.get(task.id)).history]
+        assert texts_of_users[-4:] == ["first", "second", "third", "fourth"]

@@ -13,8 +13,11 @@ import pytest
 from a2a_grpc import pb
 from a2a_grpc.bus.base import TaskChannel
 from a2a_grpc.extensions import SEQUENCE_EXTENSION
-from a2a_grpc.storage.base import AnyStorage, LogTruncatedError
-from a2a_grpc.storage.sql import SqlStorage
+from a2a_grpc.storage.base import AnyStorage
+from a2a_grpc.storage.sql.storage import SqlStorage
+from a2a_grpc.storage.values import (
+    LogTruncatedError,
+)
 from a2a_grpc.subscription import Subscription
 from tests.support import (
     CHANNEL_OPTIONS,

@@ -5,8 +5,12 @@ from __future__ import annotations
 import pytest
 
 from a2a_grpc.errors import ResourceExhaustedError
-from a2a_grpc.storage.base import Commit, Outcome, OutcomeKind
 from a2a_grpc.storage.memory import InMemoryStorage
+from a2a_grpc.storage.values import (
+    Commit,
+    Outcome,
+    OutcomeKind,
+)
 from tests.storage.values import (
     COMPLETED,
     a_commit,
@@ -47,7 +51,7 @@ async def test_requests_count_until_their_operations_are_done() -> None:
     with pytest.raises(ResourceExhaustedError):
         await storage.admit(an_operation(text="x" * 6000))
     assert await storage.admit(first) == first, "sent again it counts once"
-    await storage.finish_operation(first.id, Outcome(OutcomeKind.TASK))
+    await storage.refuse_operation(first.id, Outcome(OutcomeKind.REFUSED))
     await storage.admit(an_operation(text="x" * 6000))
 
 
@@ -57,7 +61,7 @@ async def test_outcomes_count_and_the_oldest_make_room() -> None:
     for operation in operations:
         await storage.admit(operation)
         outcome = Outcome(OutcomeKind.MESSAGE, payload=b"x" * 4000)
-        await storage.finish_operation(operation.id, outcome)
+        await storage.refuse_operation(operation.id, outcome)
     kept = [await storage.load_operation(operation.id) is not None for operation in operations]
     assert kept == [False, True, True, True]
 

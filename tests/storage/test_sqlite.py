@@ -24,19 +24,22 @@ from sqlalchemy.dialects import sqlite as sqlite_dialect
 
 from a2a_grpc import pb
 from a2a_grpc.errors import ResourceExhaustedError, UnavailableError
-from a2a_grpc.storage import statements, writer
-from a2a_grpc.storage.base import (
-    AnyStorage,
+from a2a_grpc.storage.base import AnyStorage
+from a2a_grpc.storage.sql import forgetting, replicas, statements, writer
+from a2a_grpc.storage.sql.group import Appended
+from a2a_grpc.storage.sql.schema import metadata
+from a2a_grpc.storage.sql.snapshots import RecentSnapshots
+from a2a_grpc.storage.sql.sqlite import SqliteDatabase
+from a2a_grpc.storage.sql.storage import SqlStorage
+from a2a_grpc.storage.values import (
     FenceLostError,
     OperationState,
     StorageOpenError,
+    Stranded,
     TaskQuery,
+    Turn,
     VersionConflictError,
 )
-from a2a_grpc.storage.group import Appended
-from a2a_grpc.storage.schema import metadata
-from a2a_grpc.storage.snapshots import RecentSnapshots
-from a2a_grpc.storage.sql import SqlStorage
 from tests.storage.values import (
     ALICE,
     BOB,
@@ -53,6 +56,7 @@ from tests.storage.values import (
     entries,
     new_id,
     run_to_the_end,
+    start,
     status,
     store_task,
 )
@@ -120,7 +124,7 @@ async def test_a_second_storage_in_this_process_is_refused(
 
 OPEN_AND_WAIT = """
 import asyncio, sys
-from a2a_grpc.storage.sql import SqlStorage
+from a2a_grpc.storage.sql.storage import SqlStorage
 
 async def main():
     async with SqlStorage("sqlite:///" + sys.argv[1]):
@@ -196,7 +200,7 @@ async def _fail_reads(storage: SqlStorage, monkeypatch: pytest.MonkeyPatch, time
         return await load(*arguments, **options)
 
     monkeypatch.setattr(storage, "load_snapshot", fail)
-    monkeypatch.setattr("a2a_grpc.storage.sql.READ_DELAYS", (0.0, 0.0, 0.0))
+    monkeypatch.setattr("a2a_grpc.storage.sql.storage.READ_DELAYS", (0.0, 0.0, 0.0))
 
 
 async def test_a_turn_that_could_not_be_read_is_no_attempt(
@@ -207,12 +211,11 @@ async def test_a_turn_that_could_not_be_read_is_no_attempt(
     await storage.admit(operation)
     await _fail_reads(storage, monkeypatch, times=4)
     with pytest.raises(UnavailableError):
-        await storage.start_turn(operation.id)
+        await storage.start_turn(operation.task_id)
     head = await storage.load_head(task_id)
     assert head is not None
     assert not head.running
-    turn = await storage.start_turn(operation.id)
-    assert turn is not None
+    turn = await start(storage, operation.task_id)
     assert turn.operation.attempts == 1
     assert turn.snapshot is not None
     assert len(turn.snapshot.task.history) == 1, "the message enters once"
@@ -224,9 +227,54 @@ async def test_a_turn_is_read_again_before_it_is_handed_back(
     operation = an_operation(task_id=await store_task(storage))
     await storage.admit(operation)
     await _fail_reads(storage, monkeypatch, times=3)
-    turn = await storage.start_turn(operation.id)
-    assert turn is not None
+    turn = await start(storage, operation.task_id)
     assert (turn.operation.attempts, turn.fence) == (1, 1)
+
+
+async def test_a_turn_that_was_started_for_nobody_is_handed_back(
+    storage: SqlStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The caller was cancelled, or the answer to the commit was lost, and it was kept after all."""
+    operation = an_operation()
+    await storage.admit(operation)
+    write = SqliteDatabase.write
+
+    async def lose_the_answer(self: SqliteDatabase, work: Any) -> Any:
+        await write(self, work)
+        raise UnavailableError("the answer is lost")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(SqliteDatabase, "write", lose_the_answer)
+        with pytest.raises(UnavailableError):
+            await storage.start_turn(operation.task_id)
+    loaded = await storage.load_operation(operation.id)
+    assert loaded is not None
+    assert loaded.attempts == 1
+    await storage.stranded_operations(10)
+    loaded = await storage.load_operation(operation.id)
+    assert loaded is not None
+    assert loaded.attempts == 0
+    turn = await start(storage, operation.task_id)
+    assert (turn.operation.attempts, turn.fence) == (1, 2)
+    # That turn is not given up with the first one.
+    await storage.stranded_operations(10)
+    event = created(operation.task_id)
+    await storage.commit(a_commit(operation.task_id, event, fence=turn.fence))
+
+
+async def test_a_cancelled_start_leaves_no_turn_behind(storage: SqlStorage) -> None:
+    for steps in range(30):
+        operation = an_operation()
+        await storage.admit(operation)
+        starting = asyncio.create_task(storage.start_turn(operation.task_id))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        starting.cancel()
+        (result,) = await asyncio.gather(starting, return_exceptions=True)
+        await storage.stranded_operations(10)
+        loaded = await storage.load_operation(operation.id)
+        assert loaded is not None
+        assert loaded.attempts == (1 if isinstance(result, Turn) else 0)
 
 
 async def test_turns_of_a_former_process_keep_no_ended_task(path: Path) -> None:
@@ -251,7 +299,7 @@ async def _everything(storage: AnyStorage, task_id: str) -> list[Any]:
         await storage.load_snapshot(task_id, version=2),
         await storage.load_events(task_id, 0, 1000),
         await storage.list_tasks(TaskQuery(ALICE, include_artifacts=True)),
-        await storage.unfinished_operations(),
+        await storage.load_heads([task_id]),
         await storage.load_push_configs(task_id),
         await storage.due_push_targets(1.0, 10),
         await storage.load_context("context", scope=ALICE),
@@ -266,16 +314,16 @@ async def test_everything_survives_reopening(path: Path) -> None:
         await storage.save_push_config(config, scope=ALICE)
         for version in range(1, 100):
             await storage.commit(a_commit(task_id, chunk("x" * 1000), version=version))
-        await storage.admit(an_operation(task_id=task_id))
+        await storage.admit(waiting := an_operation(task_id=task_id))
         await storage.update_context("context", {"a": [1]}, scope=ALICE)
         before = await _everything(storage, task_id)
     async with SqlStorage(f"sqlite:///{path}") as storage:
         assert await _everything(storage, task_id) == before
         again = an_operation(deduplication_key=b"key")
         assert (await storage.admit(again, duplicates_since=0)).id == operation.id
-        (waiting,) = await storage.unfinished_operations()
-        turn = await storage.start_turn(waiting.id)
-        assert turn is not None
+        (stranded,) = await storage.stranded_operations(10)
+        assert stranded == Stranded(task_id, waiting.id, 0)
+        turn = await start(storage, task_id)
         await storage.commit(
             a_commit(task_id, status(COMPLETED), version=101, sequence=100, fence=turn.fence)
         )
@@ -283,7 +331,7 @@ async def test_everything_survives_reopening(path: Path) -> None:
 
 WRITE_AND_ACKNOWLEDGE = """
 import asyncio, sys
-from a2a_grpc.storage.sql import SqlStorage
+from a2a_grpc.storage.sql.storage import SqlStorage
 from tests.storage.values import *
 
 async def main():
@@ -292,10 +340,10 @@ async def main():
             while True:
                 operation = an_operation()
                 await storage.admit(operation)
-                print("admitted", operation.id, flush=True)
-                turn = await storage.start_turn(operation.id)
+                print("admitted", operation.task_id, operation.id, flush=True)
+                turn = await storage.start_turn(operation.task_id)
                 task_id = operation.task_id
-                print("started", operation.id, turn.fence, flush=True)
+                print("started", operation.task_id, turn.fence, flush=True)
                 await storage.commit(a_commit(task_id, created(task_id), fence=turn.fence))
                 print("version", task_id, 1, flush=True)
                 version = 1
@@ -313,7 +361,7 @@ asyncio.run(main())
 
 
 async def test_what_was_acknowledged_survives_kill_9(path: Path) -> None:
-    admitted, fences, versions = set[str](), dict[str, int](), dict[str, int]()
+    admitted, fences, versions = dict[str, str](), dict[str, int](), dict[str, int]()
     with _python(WRITE_AND_ACKNOWLEDGE, path) as process:
         assert process.stdout is not None
         lines = 0
@@ -322,7 +370,7 @@ async def test_what_was_acknowledged_survives_kill_9(path: Path) -> None:
             if not line.endswith("\n"):
                 break
             if words[0] == "admitted":
-                admitted.add(words[1])
+                admitted[words[1]] = words[2]
             elif words[0] == "started":
                 fences[words[1]] = int(words[2])
             else:
@@ -333,19 +381,18 @@ async def test_what_was_acknowledged_survives_kill_9(path: Path) -> None:
                 process.kill()
     assert lines >= 1500
     async with SqlStorage(f"sqlite:///{path}") as storage:
-        unfinished = {
-            operation.id: operation for operation in await storage.unfinished_operations()
-        }
-        assert admitted <= unfinished.keys()
-        for operation_id in fences:
-            assert unfinished[operation_id].state is OperationState.STARTED
+        stranded = {one.task_id: one for one in await storage.stranded_operations(100_000)}
+        for task_id, operation_id in admitted.items():
+            assert stranded[task_id].operation_id == operation_id
+        for task_id in fences:
+            assert stranded[task_id].attempts == 1
         for task_id, version in versions.items():
             head = await storage.load_head(task_id)
             assert head is not None
             assert head.version >= version
             # A commit is there as a whole or not at all.
             assert head.version % 2 == 1
-            assert head.running
+            assert not head.running, "its process is dead"
             assert len(await storage.load_events(task_id, 0, 100)) == head.sequence
             task = await storage.load_task(task_id)
             assert task is not None
@@ -353,10 +400,9 @@ async def test_what_was_acknowledged_survives_kill_9(path: Path) -> None:
         total = (await storage.list_tasks(TaskQuery(ALICE))).total
         assert total >= len(versions)
         # Every turn can be taken over.
-        for operation_id in fences:
-            turn = await storage.start_turn(operation_id)
-            assert turn is not None
-            assert turn.fence > fences[operation_id]
+        for task_id in fences:
+            turn = await start(storage, task_id)
+            assert turn.fence > fences[task_id]
 
 
 async def test_a_copy_of_the_file_and_its_log_is_a_database(path: Path, tmp_path: Path) -> None:
@@ -392,10 +438,10 @@ async def test_a_refused_write_leaves_the_others_of_its_group_alone(storage: Sql
     assert [type(result) for result in results] == [
         str,
         VersionConflictError,
-        type(None),
+        bool,
         VersionConflictError,
         FenceLostError,
-        type(None),
+        bool,
         str,
     ]
     task = await storage.load_task(task_id)
@@ -423,20 +469,26 @@ async def test_a_whole_life_fits_into_one_group(storage: SqlStorage) -> None:
     operation = an_operation()
     task_id = operation.task_id
     config = pb.TaskPushNotificationConfig(id="a", task_id=task_id)
-    _, turn, _, _, none, _ = await asyncio.gather(
+    _, turn, _, more, none, _ = await asyncio.gather(
         storage.admit(operation, push_config=config),
-        storage.start_turn(operation.id),
+        storage.start_turn(operation.task_id),
         storage.commit(a_commit(task_id, created(task_id), fence=1)),
         storage.commit(
             a_commit(
-                task_id, status(COMPLETED), version=1, state=COMPLETED, fence=1, ends_turn=True
+                task_id,
+                status(COMPLETED),
+                version=1,
+                state=COMPLETED,
+                fence=1,
+                finished=done(operation, 2),
+                ends_turn=True,
             )
         ),
-        storage.start_turn(operation.id),
+        storage.start_turn(operation.task_id),
         storage.delete_push_config(task_id, "a"),
     )
-    assert turn is not None
-    assert turn.fence == 1
+    assert isinstance(turn, Turn)
+    assert (turn.fence, more) == (1, False)
     assert none is None
     assert await storage.load_push_configs(task_id) == []
     loaded = await storage.load_operation(operation.id)
@@ -515,7 +567,7 @@ async def test_the_number_of_statements_does_not_grow_with_the_group(
             executed.clear()
             operations = [an_operation() for _ in range(writers)]
             await asyncio.gather(*(storage.admit(operation) for operation in operations))
-            turns = await asyncio.gather(*(storage.start_turn(o.id) for o in operations))
+            turns = await asyncio.gather(*(storage.start_turn(o.task_id) for o in operations))
             await asyncio.gather(
                 *(
                     storage.commit(
@@ -526,7 +578,7 @@ async def test_the_number_of_statements_does_not_grow_with_the_group(
                         )
                     )
                     for turn in turns
-                    if turn is not None
+                    if isinstance(turn, Turn)
                 )
             )
             counts[writers] = len(executed)
@@ -694,6 +746,7 @@ async def test_pages_come_from_an_index(
     ("query", "index"),
     [
         (TaskQuery(ALICE, context_id="c"), "tasks_by_context"),
+        (TaskQuery(ALICE, context_id="c", state=WORKING), "tasks_by_context"),
         (TaskQuery(ALICE, updated_since=3), "tasks_by_scope"),
         (TaskQuery(ALICE, state=WORKING, updated_since=3), "tasks_by_state"),
     ],
@@ -714,18 +767,30 @@ async def test_the_usual_totals_are_kept(reading: sqlite3.Connection, state: int
 @pytest.mark.parametrize(
     ("statement", "values", "expected"),
     [
-        (statements.unfinished_operations, {}, "operations_unfinished"),
-        (statements.newest_operations_by_key, {"keys": [b"k"]}, "operations_by_key"),
-        (statements.operations_to_forget, {"before": 1.0, "limit": 5}, "operations_done"),
+        (statements.unfinished_of_tasks, {"ids": ["a"]}, "operations_unfinished"),
+        (replicas.stranded_operations, {"of": "me", "limit": 5}, "operations_submitted"),
+        (replicas.tasks_to_cancel, {"of": "me"}, "tasks_to_cancel"),
         (
-            statements.tasks_to_forget,
+            forgetting.tasks_to_compact,
+            {"before": 1, "after_time": 0, "after_id": "", "limit": 5},
+            "tasks_to_compact",
+        ),
+        (
+            statements.operations_for_update,
+            {"ids": ["a"], "of_tasks": ["b"]},
+            "operations_unfinished (task_id=?",
+        ),
+        (statements.newest_operations_by_key, {"keys": [b"k"]}, "operations_by_key"),
+        (forgetting.operations_to_forget, {"before": 1.0, "limit": 5}, "operations_done"),
+        (
+            forgetting.tasks_to_forget,
             {"before": 1, "limit": 5},
             "tasks_ended (running=? AND status_at<?",
         ),
         (statements.due_push_configs, {"now": 1.0, "limit": 5}, "push_configs_pending"),
         (statements.next_push_attempt, {}, "push_configs_pending"),
         (
-            statements.contexts_after,
+            forgetting.contexts_after,
             {
                 "after_tenant": "",
                 "after_principal": "",
@@ -736,7 +801,7 @@ async def test_the_usual_totals_are_kept(reading: sqlite3.Connection, state: int
             "SEARCH contexts USING INDEX sqlite_autoindex_contexts_1",
         ),
         (
-            statements.push_configs_after,
+            forgetting.push_configs_after,
             {"after_task": "", "after_config": "", "limit": 5},
             "SEARCH push_configs USING COVERING INDEX sqlite_autoindex_push_configs_1",
         ),

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from a2a_grpc import pb
-from a2a_grpc.storage.base import (
-    AnyStorage,
+from a2a_grpc.storage.base import AnyStorage
+from a2a_grpc.storage.values import (
     Commit,
     Operation,
     Outcome,
@@ -133,8 +133,13 @@ def done(operation: Operation, version: int) -> tuple[tuple[str, Outcome]]:
 async def begin(storage: AnyStorage, operation: Operation) -> Turn:
     """Admit an operation and start its turn."""
     await storage.admit(operation)
-    turn = await storage.start_turn(operation.id)
-    assert turn is not None
+    return await start(storage, operation.task_id)
+
+
+async def start(storage: AnyStorage, task_id: str) -> Turn:
+    """Start the turn of a task that has something to do."""
+    turn = await storage.start_turn(task_id)
+    assert isinstance(turn, Turn)
     return turn
 
 

@@ -270,9 +270,9 @@ class Slow(InMemoryStorage[Any]):
 
     waits = True
 
-    async def commit(self, commit: Any) -> None:
+    async def commit(self, commit: Any) -> bool:
         await asyncio.sleep(0.002)
-        await super().commit(commit)
+        return await super().commit(commit)
 
 
 async def test_send_status_does_not_wait_for_what_is_said_meanwhile() -> None:

@@ -71,12 +71,13 @@ class Recording(InMemoryStorage[Any]):
         super().__init__()
         self.commits: list[list[str]] = []
 
-    async def commit(self, commit: Any) -> None:
-        await super().commit(commit)
+    async def commit(self, commit: Any) -> bool:
+        more = await super().commit(commit)
         if commit.entries:
             self.commits.append(
                 outline(pb.StreamResponse.FromString(entry.payload) for entry in commit.entries)
             )
+        return more
 
 
 def json_of(part: pb.Part) -> Any:

@@ -1,0 +1,1 @@
+"""Many replicas on PostgreSQL and NATS: `python -m benchmarks --cluster`. See ../README.md."""

@@ -1,0 +1,85 @@
+"""Parts that do not go together are refused before anything is opened, with the remedy."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest.mock import create_autospec
+
+import pytest
+
+from a2a_grpc import Middleware, ServerCallContext
+from a2a_grpc.broker.base import Broker
+from a2a_grpc.storage.memory import InMemoryStorage
+from tests.support import a_server, echo, within
+
+
+class Opened(Exception):
+    """The parts were accepted."""
+
+
+class Shared(InMemoryStorage[Any]):
+    """Has a lease, as a storage has that replicas share."""
+
+    lease = 15.0
+
+    async def __aenter__(self) -> Any:
+        raise Opened
+
+
+def between_processes() -> Broker:
+    """A broker that is not in memory; nobody gets as far as using it."""
+    broker: Broker = create_autospec(Broker, instance=True)
+    return broker
+
+
+class Leaving(Middleware):
+    async def before(self, request: Any, call: ServerCallContext) -> None:
+        call.request_context["user"] = "alice"
+
+
+class Looking(Middleware):
+    async def before(self, request: Any, call: ServerCallContext) -> None:
+        assert call.method
+
+
+async def entered(**how: Any) -> None:
+    await within(a_server(echo, **how).__aenter__())
+
+
+@pytest.mark.parametrize("role", ["frontend", "worker"])
+@pytest.mark.parametrize(
+    "parts",
+    [{}, {"storage": Shared()}, {"storage": "sqlite:///x.db"}],
+    ids=["none", "store", "sql"],
+)
+async def test_role_needs_parts_that_processes_share(role: str, parts: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="use postgresql:// and nats://"):
+        await entered(role=role, **parts)
+
+
+async def test_broker_between_processes_needs_such_a_store() -> None:
+    with pytest.raises(ValueError, match="needs a store that they share; use postgresql://"):
+        await entered(broker=between_processes())
+
+
+async def test_frontend_takes_no_middleware_that_leaves_something_for_the_agent() -> None:
+    parts = {"storage": Shared(), "broker": between_processes()}
+    with pytest.raises(ValueError, match="Leaving uses request_context"):
+        await entered(role="frontend", middleware=[Looking(), Leaving()], **parts)
+    with pytest.raises(Opened):
+        await entered(role="frontend", middleware=[Looking()], **parts)
+    with pytest.raises(Opened):
+        await entered(role="all", middleware=[Leaving()], **parts)
+
+
+@pytest.mark.parametrize(
+    ("setting", "remedy"),
+    [
+        ({"role": "both"}, "use all, frontend or worker"),
+        ({"lease": 0.5}, "use 1 second or more"),
+        ({"concurrency": 0}, "use 1 or more"),
+    ],
+)
+def test_settings_that_can_not_be_are_refused(setting: dict[str, Any], remedy: str) -> None:
+    with pytest.raises(ValueError, match=remedy):
+        a_server(echo, **setting)
