@@ -30,9 +30,7 @@ def open_storage(storage: AnyStorage | str | None, settings: ServerSettings) -> 
     if scheme not in SQL_SCHEMES:
         # Its scheme alone: the rest may hold a password.
         problem = f"unknown store '{scheme}:'" if scheme else "no store is named"
-        raise ValueError(
-            f"{problem}; use memory:, sqlite:///file.db or postgresql://host/database"
-        )
+        raise ValueError(f"{problem}; use memory:, sqlite:///file.db or postgresql://host/database")
     from a2a_grpc.storage.sql.storage import SqlStorage
 
     return SqlStorage(storage, lease=settings.lease)

@@ -143,6 +143,10 @@ __all__ = [
 ]
 
 _PACKAGE = "lf.a2a.v1"
+# Before gRPC is imported, which is done by way of this module first. Its fork handlers crash, once
+# in a while, what an agent starts with asyncio on uvloop while calls go on.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
 _OWN = "a2a_grpc_pb.a2a_pb2"
 _OWN_FILE = "a2a_grpc_pb/a2a.proto"
 _SDK = "a2a.types.a2a_pb2"

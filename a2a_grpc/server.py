@@ -318,6 +318,9 @@ class A2AServer:
         stack.callback(gate.close)
         # Turns that have just ended: their callers get the last events.
         stack.push_async_callback(gate.settled, min(1.0, settings.grace))
+        if storage.lease is not None:
+            # Calls whose tasks run elsewhere.
+            stack.push_async_callback(gate.graced, settings.grace)
         if settings.role != "frontend":
             await stack.enter_async_context(
                 WorkerLoop(storage, broker, registry, grace=settings.grace)
@@ -392,8 +395,9 @@ class A2AServer:
         stop = asyncio.Event()
 
         def on_signal() -> None:
-            if stop.is_set() and self._registry is not None:
+            if stop.is_set() and self._registry is not None and self._gate is not None:
                 self._registry.hurry()
+                self._gate.hurry()
             stop.set()
 
         for number in (signal.SIGTERM, signal.SIGINT):

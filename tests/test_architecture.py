@@ -106,7 +106,7 @@ ONLY_IN: dict[str, set[str]] = {
 # Of a seam with several backends: the backends, which never import one another.
 BACKENDS: dict[str, dict[str, set[str]]] = {
     "storage": {"memory": {"memory", "records"}, "sql": set()},  # what is left is SQL's
-    "broker": {"memory": {"memory"}, "nats": {"nats", "jetstream"}},
+    "broker": {"memory": {"memory"}, "nats": {"nats", "jetstream", "pull"}},
     "bus": {"memory": {"memory"}, "nats": {"nats", "encoding"}},
 }
 

@@ -31,7 +31,9 @@ from typing import Any
 
 from a2a_grpc.broker.base import BrokerOpenError
 from a2a_grpc.errors import UnavailableError
-from a2a_grpc.nats.connection import NatsConnection, NatsMessage, NatsOpenError
+from a2a_grpc.nats.client import cancelled
+from a2a_grpc.nats.connection import NatsConnection, NatsMessage
+from a2a_grpc.nats.dialer import NatsOpenError
 
 NANOSECONDS = 10**9
 CONSUMER = "workers"
@@ -118,8 +120,7 @@ class JetStream:
     async def close(self) -> None:
         """Stop what is under way."""
         if self._making is not None:
-            self._making.cancel()
-            await asyncio.gather(self._making, return_exceptions=True)
+            await cancelled(self._making)
 
     async def _make(self) -> None:
         await self._make_stream(

@@ -11,7 +11,6 @@ import contextlib
 import datetime
 import json
 import logging
-import random
 from collections import deque
 from collections.abc import AsyncIterator
 from types import TracebackType
@@ -25,16 +24,17 @@ from a2a_grpc.broker.base import (
     TaskSendParams,
 )
 from a2a_grpc.broker.jetstream import (
-    CONSUMER,
-    NANOSECONDS,
     STORE_FAILED,
     JetStream,
     JetStreamError,
     read_answer,
 )
+from a2a_grpc.broker.pull import OperationPull
 from a2a_grpc.errors import A2AError, ResourceExhaustedError, UnavailableError
 from a2a_grpc.nats.address import NatsAddress
-from a2a_grpc.nats.connection import NatsConnection, NatsMessage, NatsOpenError
+from a2a_grpc.nats.client import cancelled
+from a2a_grpc.nats.connection import NatsConnection, NatsMessage
+from a2a_grpc.nats.dialer import NatsOpenError
 from a2a_grpc.nats.names import subject_word
 
 logger = logging.getLogger(__name__)
@@ -48,8 +48,8 @@ class NatsBroker(Broker):
     - An operation is with JetStream until it is acknowledged. Every `ack_wait` / 3 this process
       says that it still works on what it holds; if it falls silent for `ack_wait`, or hands an
       operation back, another gets it.
-    - It is asked for no more than there is room for, at most `BATCH` at a time, and only while
-      somebody receives. An operation that comes again while this process holds it is not delivered
+    - It is asked for no more than there is room for, a few at a time, and only while somebody
+      receives. An operation that comes again while this process holds it is not delivered
       a second time; the newest delivery is what is acknowledged then.
     - The connection comes back by itself, and streams that are gone are made again; what was in
       them is submitted again from storage.
@@ -62,10 +62,6 @@ class NatsBroker(Broker):
     Entering raises BrokerOpenError.
     """
 
-    BATCH = 32
-    PULL_EXPIRES = 30.0  # seconds for which JetStream holds a request for operations
-    HEARTBEAT = 2.0  # seconds after which it says that it still does
-    LONGEST_WAIT = 2.0  # seconds between requests while JetStream refuses them
     SUBMIT_TIMEOUT = 5.0
     OPEN_PATIENCE = 10.0
     MAX_WAITING = 10_000
@@ -94,23 +90,17 @@ class NatsBroker(Broker):
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._owned: list[asyncio.Task[None]] = []
         self._answers: set[asyncio.Task[None]] = set()
-        # The request for operations that is under way: its inbox, what is left of it, and when
-        # JetStream was heard last.
-        self._inbox = ""
-        self._request_inbox = ""
-        self._requests = 0
-        self._asked = 0
-        self._heard = 0.0
-        self._failures = 0  # that JetStream ended requests with, one after another
-        self._stir = asyncio.Event()
+        self._pull = OperationPull(
+            self._connection, self._streams, room=self._room, hand_back=self._hand_back
+        )
 
     def __repr__(self) -> str:
         return f"NatsBroker({self._address.shown}, namespace={self._namespace!r})"
 
     async def __aenter__(self) -> Self:
         connection = self._connection
-        connection.on_lost = self._lost
-        connection.on_back = self._stir.set
+        connection.on_lost = self._pull.lost
+        connection.on_back = self._pull.look
         connection.route(f"{self._namespace}.run.*", self._take_in)
         try:
             await connection.__aenter__()
@@ -128,7 +118,7 @@ class NatsBroker(Broker):
             raise
         self._is_open = True
         self._owned = [
-            asyncio.create_task(self._pull(), name="nats-pull"),
+            asyncio.create_task(self._pull.run(), name="nats-pull"),
             asyncio.create_task(self._say_in_progress(), name="nats-in-progress"),
         ]
         return self
@@ -142,18 +132,18 @@ class NatsBroker(Broker):
         self._is_open = False
         while self._waiting:
             self._wake_one()
-        for task in self._owned:
-            task.cancel()
-        await asyncio.gather(*self._owned, return_exceptions=True)
+        await cancelled(*self._owned)
         await self._streams.close()
         try:
-            await self._stop_asking()
+            await self._pull.stop()
             # What was pulled and is not over is for others.
             held, self._held = list(self._held.values()), {}
             self._queue.clear()
             self._cancellations.clear()
             for delivery in held:
                 await self._answer(delivery.reply, _NAK)
+            if self._answers:
+                await asyncio.wait(self._answers)
             with contextlib.suppress(UnavailableError, NatsOpenError):
                 await self._connection.confirm(limit=2.0)
         finally:
@@ -263,7 +253,7 @@ class NatsBroker(Broker):
 
     async def receive_task_operations(self) -> AsyncIterator[TaskOperation]:
         self._receivers += 1
-        self._stir.set()
+        self._pull.look()
         try:
             while self._is_open:
                 delivery = self._next()
@@ -282,7 +272,7 @@ class NatsBroker(Broker):
                     raise
         finally:
             self._receivers -= 1
-            self._stir.set()
+            self._pull.look()
 
     def _next(self) -> _Delivery | None:
         if self._cancellations:
@@ -326,8 +316,8 @@ class NatsBroker(Broker):
         del self._held[params.operation_id]
         if self._queue:
             self._wake_one()
-        if not self._asked:
-            self._stir.set()  # there is room again
+        if self._pull.is_idle:
+            self._pull.look()  # there is room again
         if not params.here:
             await self._answer(delivery.reply, _NAK if hand_back else _ACK)
 
@@ -340,23 +330,18 @@ class NatsBroker(Broker):
     async def _say_in_progress(self) -> None:
         while True:
             await asyncio.sleep(self._ack_wait / 3)
-            for number, delivery in enumerate(list(self._held.values())):
-                await self._answer(delivery.reply, _IN_PROGRESS)
-                if number % 256 == 255:
-                    await asyncio.sleep(0)  # others have their turn
+            try:
+                for number, delivery in enumerate(list(self._held.values())):
+                    await self._answer(delivery.reply, _IN_PROGRESS)
+                    if number % 256 == 255:
+                        await asyncio.sleep(0)  # others have their turn
+            except Exception:
+                logger.exception("JetStream was not told what is in progress; trying again")
 
-    # What comes from NATS. The pull protocol is spoken here, not by nats-py's fetch: that waits in
-    # rounds, drops what JetStream says between the operations (a consumer that is gone looks like
-    # one with nothing to do), and keeps operations in a buffer that nobody can look into.
+    # What comes from NATS.
 
     def _take_in(self, message: NatsMessage) -> None:
-        self._heard = asyncio.get_running_loop().time()
-        self._failures = 0
-        if self._asked > 1:
-            self._asked -= 1
-        else:
-            self._asked = 0
-            self._stir.set()
+        self._pull.arrived()
         try:
             body = json.loads(message.data)
             params = TaskSendParams(str(body["task_id"]), str(body["operation_id"]))
@@ -380,19 +365,6 @@ class NatsBroker(Broker):
         self._answers.add(task)
         task.add_done_callback(self._answers.discard)
 
-    def _take_status(self, message: NatsMessage) -> None:
-        if message.subject != self._request_inbox:
-            return  # of an earlier request
-        self._heard = asyncio.get_running_loop().time()
-        if message.status == 100:  # a heartbeat
-            self._failures = 0
-            return
-        if message.status != 408:  # the end of its time; all else says that something is wrong
-            self._failures += 1
-            logger.debug("JetStream ended a request: %d %s", message.status, message.headers)
-        self._asked = 0
-        self._stir.set()
-
     def _take_cancellation(self, message: NatsMessage) -> None:
         try:
             task_id = str(json.loads(message.data)["task_id"])
@@ -401,84 +373,18 @@ class NatsBroker(Broker):
             return
         self._cancel_here(TaskIdParams(task_id))
 
-    def _lost(self) -> None:
-        self._asked = 0
-        self._stir.set()
+    def _room(self) -> int | None:
+        if not (self._receivers and self._is_open):
+            return None
+        return self._concurrency - len(self._held)
 
-    async def _pull(self) -> None:
-        while True:
-            try:
-                await self._pull_once()
-            except UnavailableError as error:
-                logger.debug("no operations are received: %s", error)
-                self._failures += 1
-            except Exception:
-                logger.exception("no operations are received; trying again")
-                await asyncio.sleep(1.0)
-
-    async def _pull_once(self) -> None:
-        """Ask for operations if it is time to, and wait until that may have changed."""
-        self._stir.clear()
-        if not self._receivers:
-            await self._stop_asking()
-            if not self._receivers:
-                await self._stir.wait()
-            return
-        if not self._connection.is_connected:
-            await self._stir.wait()
-            return
-        loop = asyncio.get_running_loop()
-        if self._asked and loop.time() - self._heard > 2.5 * self.HEARTBEAT:
-            logger.warning("JetStream fell silent; asking it again")
-            self._asked = 0
-            self._failures += 1
-        if self._failures and not self._asked:
-            wait = min(self.LONGEST_WAIT, 0.02 * 2 ** min(self._failures, 10))
-            await asyncio.sleep(wait * random.uniform(0.5, 1.0))
-            await self._streams.make_again()
-        room = self._concurrency - len(self._held)
-        if not self._asked and room > 0:
-            await self._ask(min(room, self.BATCH))
-        if not self._asked:
-            await self._stir.wait()
-            return
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self.HEARTBEAT):
-                await self._stir.wait()
-
-    async def _ask(self, batch: int) -> None:
-        if not self._inbox:
-            self._inbox = self._connection.new_inbox()
-            await self._connection.subscribe(f"{self._inbox}.*", self._take_status)
-        self._requests += 1
-        self._request_inbox = f"{self._inbox}.{self._requests}"
-        self._asked, self._heard = batch, asyncio.get_running_loop().time()
-        body = {
-            "batch": batch,
-            "expires": int(self.PULL_EXPIRES * NANOSECONDS),
-            "idle_heartbeat": int(self.HEARTBEAT * NANOSECONDS),
-        }
-        try:
-            await self._connection.publish(
-                f"$JS.API.CONSUMER.MSG.NEXT.{self._streams.operations}.{CONSUMER}",
-                json.dumps(body).encode(),
-                reply=self._request_inbox,
-            )
-        except UnavailableError:
-            self._asked = 0
-            raise
-
-    async def _stop_asking(self) -> None:
-        """Nobody receives: take back the request, and hand back what nobody took."""
-        inbox, self._inbox, self._asked = self._inbox, "", 0
-        if inbox:
-            await self._connection.unsubscribe(f"{inbox}.*", takes_rest=True)
-        if not self._receivers or not self._is_open:
-            for delivery in [one for one in self._queue if one.reply]:
-                self._queue.remove(delivery)
-                assert isinstance(delivery.params, TaskSendParams)
-                del self._held[delivery.params.operation_id]
-                await self._answer(delivery.reply, _NAK)
+    def _hand_back(self) -> None:
+        """Nobody receives: what nobody took is for others."""
+        for delivery in [one for one in self._queue if one.reply]:
+            self._queue.remove(delivery)
+            assert isinstance(delivery.params, TaskSendParams)
+            del self._held[delivery.params.operation_id]
+            self._answer_soon(delivery.reply, _NAK)
 
 
 class _Delivery(TaskOperation):

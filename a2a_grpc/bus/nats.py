@@ -13,7 +13,9 @@ from a2a_grpc.bus.base import BusOpenError, Committed, EventBus, TaskChannel
 from a2a_grpc.bus.encoding import decode, encode
 from a2a_grpc.errors import UnavailableError
 from a2a_grpc.nats.address import NatsAddress
-from a2a_grpc.nats.connection import NatsConnection, NatsMessage, NatsOpenError
+from a2a_grpc.nats.client import cancelled
+from a2a_grpc.nats.connection import NatsConnection, NatsMessage
+from a2a_grpc.nats.dialer import NatsOpenError
 from a2a_grpc.nats.names import subject_word
 
 logger = logging.getLogger(__name__)
@@ -87,8 +89,7 @@ class NatsBus(EventBus):
         traceback: TracebackType | None,
     ) -> None:
         if self._subscriber is not None:
-            self._subscriber.cancel()
-            await asyncio.gather(self._subscriber, return_exceptions=True)
+            await cancelled(self._subscriber)
         self._confirmed(list(self._unconfirmed))
         self._channels.clear()
         with contextlib.suppress(UnavailableError, NatsOpenError):

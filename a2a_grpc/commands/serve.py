@@ -33,8 +33,11 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 DEFAULT_STORE = "sqlite:///a2a-grpc.db"
 DEFAULTS = ServerSettings()
 
-LIBRARIES = {"asyncpg": "postgres", "nats": "nats"}
-"""The extra that installs a module."""
+LIBRARIES = {
+    "asyncpg": "PostgreSQL needs asyncpg: pip install 'a2a-grpc[postgres]'",
+    "nats": "NATS needs nats-py: pip install 'a2a-grpc[nats]'",
+}
+"""What to say when a module is missing."""
 
 
 class EnvironmentOption(click.Option):
@@ -425,8 +428,7 @@ def _reason(error: Exception) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name is not None:
         library = error.name.partition(".")[0]
         if library in LIBRARIES:
-            extra = LIBRARIES[library]
-            return f"{library} is not installed: pip install 'a2a-grpc[{extra}]'"
+            return LIBRARIES[library]
     # These say themselves what to do; others are nobody's mistake on the command line.
     opening = StorageOpenError | BrokerOpenError | BusOpenError
     if isinstance(error, OSError | opening | ValueError | ImportError):

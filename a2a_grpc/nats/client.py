@@ -21,6 +21,20 @@ OnMessage = Callable[[str, str, bytes, dict[str, str] | None], None]
 """Called with subject, reply subject, data and headers of a message; must not wait."""
 
 
+async def cancelled(*tasks: asyncio.Task[None]) -> None:
+    """Cancel tasks that use a client, and wait until they have ended.
+
+    Again and again: nats-py, and `asyncio.wait_for` of Python 3.11, which it uses, lose a
+    cancellation now and then.
+    """
+    waiting = {task for task in tasks if not task.done()}
+    while waiting:
+        for task in waiting:
+            task.cancel()
+        _, waiting = await asyncio.wait(waiting, timeout=0.05)
+    await asyncio.gather(*tasks, return_exceptions=True)  # nobody else asks for their exceptions
+
+
 class NatsClient(Client):
     """One connection.
 

@@ -101,7 +101,7 @@ class PushDelivery:
 
     - A target gets the events of its task in their order, one request at a time.
     - Every event is delivered at least once, until the target is disabled or deleted. A receiver
-      sees one again when its acknowledgement got lost, or when two processes looked at once.
+      sees one again when its acknowledgement got lost, or its process died before it was stored.
     - A slow or dead target delays no other, as long as fewer than `concurrency` are slow at once;
       and then for no longer than `timeout`.
     - A deleted configuration gets nothing that was not already on its way.
@@ -244,13 +244,14 @@ class PushDelivery:
             if len(self._in_flight) >= limit:
                 break
             self._in_flight.add(key)
+            claimed = False
             try:
-                claimed = replace(target, next_attempt_at=self._claim())
-                await self._storage.update_push_target(claimed)
-            except Exception:
-                self._in_flight.discard(key)
-                raise
-            turns.create_task(self._turn(key), name=f"push {key}")
+                claimed = await self._storage.claim_push_target(target, self._claim())
+            finally:
+                if not claimed:
+                    self._in_flight.discard(key)
+            if claimed:
+                turns.create_task(self._turn(key), name=f"push {key}")
         next_attempt = await self._storage.next_push_attempt()
         if next_attempt is None or next_attempt <= now:
             # Nothing waits; or it waits for the end of a turn, or was just committed: both wake.

@@ -238,6 +238,14 @@ class Storage(ABC, Generic[ContextT]):
         """Targets with undelivered events whose next attempt is due; longest due first."""
 
     @abstractmethod
+    async def claim_push_target(self, target: PushTarget, until: float) -> bool:
+        """Move its next attempt to `until` (seconds since the epoch), for whoever reads it next.
+
+        False, and nothing, if it was moved, replaced or deleted since `target` was read: of several
+        processes that found it due, one alone gets it.
+        """
+
+    @abstractmethod
     async def update_push_target(self, target: PushTarget) -> None:
         """Store cursor, attempts, next attempt and `disabled`; nothing if it was deleted."""
 

@@ -424,6 +424,13 @@ class InMemoryStorage(Storage[ContextT]):
         due.sort(key=lambda target: target.next_attempt_at)
         return [replace(target) for target in due[:limit]]
 
+    async def claim_push_target(self, target: PushTarget, until: float) -> bool:
+        kept = self._targets.get(target.config.task_id, {}).get(target.config.id)
+        if kept is None or kept.next_attempt_at != target.next_attempt_at:
+            return False
+        kept.next_attempt_at = until
+        return True
+
     async def update_push_target(self, target: PushTarget) -> None:
         task_id, config_id = target.config.task_id, target.config.id
         kept = self._targets.get(task_id, {}).get(config_id)

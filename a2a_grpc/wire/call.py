@@ -7,6 +7,7 @@ calls that are open, to end them when the server drains.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -60,7 +61,8 @@ class Gate:
         self._open: set[asyncio.Task[Any]] = set()
         # By the identity of the card, of which there are few; anybody can invent tenants.
         self._extensions: dict[int, dict[str, bool]] = {}
-        self._draining = False
+        self._drained_at: float | None = None
+        self._hurried = asyncio.Event()
         self._closed = False
 
     @property
@@ -70,7 +72,27 @@ class Gate:
 
     def drain(self) -> None:
         """Refuse new calls from now on."""
-        self._draining = True
+        if self._drained_at is None:
+            self._drained_at = asyncio.get_running_loop().time()
+
+    def hurry(self) -> None:
+        """End the grace of open calls."""
+        self._hurried.set()
+
+    async def graced(self, seconds: float) -> None:
+        """Wait until no call is open: until so long after `drain`, or until `hurry`."""
+        if self._drained_at is None:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(self._drained_at + seconds):
+                hurried = asyncio.create_task(self._hurried.wait(), name="hurried")
+                try:
+                    while self._open and not hurried.done():
+                        await asyncio.wait(
+                            (*self._open, hurried), return_when=asyncio.FIRST_COMPLETED
+                        )
+                finally:
+                    hurried.cancel()
 
     async def settled(self, seconds: float) -> None:
         """Wait until no call is open, for `seconds` at the most."""
@@ -79,7 +101,8 @@ class Gate:
 
     def close(self) -> None:
         """End the open calls, each with a status that clients retry."""
-        self._draining = self._closed = True
+        self.drain()
+        self._closed = True
         for task in self._open:
             task.cancel()
 
@@ -90,7 +113,7 @@ class Gate:
     @contextmanager
     def passing(self) -> Iterator[None]:
         """Count the call in whose task this runs as open."""
-        if self._draining:
+        if self._drained_at is not None:
             raise self.closing_error()
         task = asyncio.current_task()
         assert task is not None

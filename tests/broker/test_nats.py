@@ -24,6 +24,7 @@ from a2a_grpc.broker.nats import NatsBroker
 from a2a_grpc.errors import ResourceExhaustedError, UnavailableError
 from a2a_grpc.nats.address import NatsAddress
 from a2a_grpc.nats.connection import NatsConnection
+from a2a_grpc.nats.dialer import NatsDialer
 from tests.broker.test_contract import operation_id, run, take
 from tests.environments import ROOT
 from tests.servers.nats import NatsServer, nats_cluster
@@ -510,7 +511,7 @@ async def test_frozen_server_is_found_out(
     own_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(NatsBroker, "SUBMIT_TIMEOUT", 0.5)
-    monkeypatch.setattr(NatsConnection, "PING_INTERVAL", 0.3)
+    monkeypatch.setattr(NatsDialer, "PING_INTERVAL", 0.3)
     url = own_server.url()
     async with NatsBroker(url) as broker, Receiver(broker) as receiver:
         with own_server.frozen():

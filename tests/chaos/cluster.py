@@ -12,10 +12,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
-from tests.chaos.journal import JOURNAL, Thaw
+from tests.chaos.journal import JOURNAL, Journal, Thaw
 from tests.cli.process import environment_of
 from tests.environments import ROOT
 
@@ -23,9 +23,6 @@ PATIENCE = 40.0
 """Seconds after which whatever is waited for counts as stuck."""
 
 TARGET = "tests.chaos.agent:server"
-
-# Lines that no replica may ever write, whatever happens to it.
-BLEMISHES = ("was never retrieved", "was never awaited", "was destroyed but it is pending")
 
 
 async def until(
@@ -104,18 +101,22 @@ class Replica:
     @property
     def log(self) -> str:
         """What its process, the last one, has written."""
-        path = self._log_path()
-        return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+        return self.logs(since=self._lives).get(self._lives, "")
 
-    def logs(self) -> dict[str, str]:
-        """What all its processes have written, by name."""
+    @property
+    def lives(self) -> int:
+        """How many processes there were so far, the one that runs included."""
+        return self._lives
+
+    def logs(self, *, since: int = 0) -> dict[int, str]:
+        """What its processes have written, from the one with this number on."""
         return {
-            path.name: path.read_text(encoding="utf-8", errors="replace")
-            for path in sorted(self._directory.glob(f"{self.name}.*.log"))
+            life: self._log_path(life).read_text(encoding="utf-8", errors="replace")
+            for life in range(max(1, since), self._lives + 1)
         }
 
-    def _log_path(self) -> Path:
-        return self._directory / f"{self.name}.{self._lives}.log"
+    def _log_path(self, life: int) -> Path:
+        return self._directory / f"{self.name}.{life}.log"
 
     # Starting.
 
@@ -124,7 +125,7 @@ class Replica:
         assert not self.is_running, f"{self!r} runs already"
         self._lives += 1
         self._frozen = False
-        with self._log_path().open("wb") as log:
+        with self._log_path(self._lives).open("wb") as log:
             self._process = subprocess.Popen(
                 [
                     *(sys.executable, "-W", "error", "-m", "a2a_grpc", "serve", TARGET),
@@ -204,10 +205,10 @@ class Cluster:
         self, directory: Path, arguments: Sequence[str], roles: dict[str, Sequence[str]]
     ) -> None:
         self.directory = directory
-        self.journal_directory = directory / "journal"
-        self.journal_directory.mkdir(parents=True, exist_ok=True)
+        self.journal = Journal(directory / "journal")
+        self.journal.directory.mkdir(parents=True, exist_ok=True)
         self.replicas = [
-            Replica(name, [*arguments, *own], directory, self.journal_directory)
+            Replica(name, [*arguments, *own], directory, self.journal.directory)
             for name, own in roles.items()
         ]
 
@@ -250,19 +251,3 @@ class Cluster:
                 replica.start()
         for replica in self.replicas:
             await replica.ready()
-
-    def blemishes(self) -> list[str]:
-        """Lines of the logs that say that something was forgotten."""
-        return [
-            f"{name}: {line}"
-            for replica in self.replicas
-            for name, log in replica.logs().items()
-            for line in log.splitlines()
-            if any(text in line for text in BLEMISHES)
-        ]
-
-    def tail(self, lines: int = 40) -> Iterable[tuple[str, str]]:
-        """The end of each log, by name."""
-        for replica in self.replicas:
-            for name, log in replica.logs().items():
-                yield name, "\n".join(log.splitlines()[-lines:])

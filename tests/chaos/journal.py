@@ -12,7 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Literal
 
@@ -96,24 +96,40 @@ class Journal:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._read: dict[Path, tuple[int, list[Line]]] = {}
+        self._offsets: dict[Path, int] = defaultdict(int)
+        self._lines: dict[str, list[Line]] = defaultdict(list)
 
-    def lines(self, task: str = "") -> list[Line]:
-        """The lines so far, of one task or all, in the order of time."""
-        found: list[Line] = []
+    def _read(self) -> None:
         for path in self.directory.glob("*.jsonl"):
-            found += self._lines_of(path)
-        return sorted(line for line in found if not task or line.task == task)
+            with path.open("rb") as file:
+                file.seek(self._offsets[path])
+                fresh = file.read()
+            whole = fresh[: fresh.rfind(b"\n") + 1]
+            self._offsets[path] += len(whole)
+            for data in whole.splitlines():
+                line = Line(**json.loads(data))
+                self._lines[line.task].append(line)
 
-    def _lines_of(self, path: Path) -> list[Line]:
-        offset, lines = self._read.get(path, (0, []))
-        with path.open("rb") as file:
-            file.seek(offset)
-            fresh = file.read()
-        whole = fresh[: fresh.rfind(b"\n") + 1]
-        lines += [Line(**json.loads(line)) for line in whole.splitlines()]
-        self._read[path] = (offset + len(whole), lines)
-        return lines
+    def forget(self) -> None:
+        """Leave out what is there by now."""
+        self._read()
+        self._lines.clear()
+
+    def lines(self, task: str) -> list[Line]:
+        """The lines about a task, in the order of time."""
+        self._read()
+        return sorted(self._lines.get(task, ()))
+
+    def starts(self) -> list[Line]:
+        """The starts of all tasks."""
+        self._read()
+        lines = (line for lines in self._lines.values() for line in lines)
+        return sorted(line for line in lines if line.what == "start")
+
+    def tasks(self) -> list[str]:
+        """All tasks that an agent was started for."""
+        self._read()
+        return sorted(self._lines)
 
     def executions(self, task: str) -> list[Execution]:
         """The runs of `execute()` for a task, in the order in which they began."""
@@ -123,13 +139,20 @@ class Journal:
                 runs[line.pid, line.message, line.attempt].append(line)
         return sorted((Execution(run) for run in runs.values()), key=lambda run: run.first.at)
 
-    def tasks(self) -> list[str]:
-        """All tasks that an agent was started for."""
-        return sorted({line.task for line in self.lines()})
-
     def told_to_cancel(self, task: str) -> list[Line]:
         """The calls of `cancel()` for a task."""
         return [line for line in self.lines(task) if line.what == "told to cancel"]
+
+
+def summary(lines: Iterable[Line]) -> list[str]:
+    """The lines, with the first and the last of many steps in a row."""
+    found: list[str] = []
+    for _, group in groupby(lines, lambda line: (line.pid, line.message, line.attempt, line.what)):
+        first, *more = group
+        found.append(str(first))
+        if more:
+            found.append(f"{more[-1]} ({len(more)} more)")
+    return found
 
 
 def assert_one_at_a_time(

@@ -80,6 +80,6 @@ def test_a_line_that_is_not_written_to_its_end_is_read_later(tmp_path: Path) -> 
         whole = json.dumps(asdict(_line(2, A, 1, "step"))) + "\n"
         file.write(whole[:10])
         file.flush()
-        assert [line.what for line in journal.lines()] == ["start"]
+        assert [line.what for line in journal.lines("task")] == ["start"]
         file.write(whole[10:])
-    assert [line.what for line in journal.lines()] == ["start", "step"]
+    assert [line.what for line in journal.lines("task")] == ["start", "step"]

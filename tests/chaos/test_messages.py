@@ -86,8 +86,8 @@ async def test_a_message_that_two_replicas_get_at_once_runs_once(cluster: Cluste
 
 def _assert_one_run_each(scene: Scene, orders: list[pb.SendMessageRequest]) -> None:
     wanted = {order.message.message_id for order in orders}
-    starts = [line for line in scene.journal.lines() if line.what == "start"]
-    assert sorted(line.message for line in starts if line.message in wanted) == sorted(wanted)
+    started = [line.message for line in scene.journal.starts() if line.message in wanted]
+    assert sorted(started) == sorted(wanted)
 
 
 async def test_two_streams_of_one_message_at_two_replicas_show_one_task(cluster: Cluster) -> None:

@@ -45,7 +45,7 @@ async def test_workers_execute_what_front_ends_take_in(cluster: Cluster) -> None
         ]
         for task in await within(asyncio.gather(*sends), 30):
             assert task.status.state == COMPLETED
-        executed_by = {line.pid for line in scene.journal.lines() if line.what == "start"}
+        executed_by = {line.pid for line in scene.journal.starts()}
         assert executed_by <= {worker.pid for worker in _workers(cluster)}
 
 

@@ -21,7 +21,8 @@ PATIENCE = 30.0
 
 def environment_of(**variables: str) -> dict[str, str]:
     """This process's environment with nothing in it that our command or Python would read."""
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("A2A_GRPC_", "PYTHON"))}
+    ours = ("A2A_GRPC_", "PYTHON", "GRPC_")
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(ours)}
     path = os.pathsep.join([str(ROOT), str(ROOT / "generated")])
     return {**inherited, "PYTHONPATH": path, **variables}
 

@@ -328,10 +328,12 @@ async def test_not_even_one_that_is_blocked_outlives_its_parent(tmp_path: Path) 
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     """
     file = write_shared(tmp_path, source)
-    with processes(tmp_path, file, "--grace", "0", count=2) as process:
-        with ends_of([int(pid) for pid in await answers(process.address)]):
-            process.send_signal(signal.SIGKILL)
-            assert process.wait() == -signal.SIGKILL
+    with (
+        processes(tmp_path, file, "--grace", "0", count=2) as process,
+        ends_of([int(pid) for pid in await answers(process.address)]),
+    ):
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
 
 
 async def test_ctrl_c_on_a_terminal_reaches_them_once(tmp_path: Path) -> None:

@@ -487,19 +487,27 @@ def test_what_a_server_has_to_itself_is_not_shared(
 
 
 @pytest.mark.parametrize(
-    ("module", "extra", "arguments"),
+    ("module", "said", "arguments"),
     [
-        ("asyncpg", "postgres", ["--store", POSTGRES]),
-        ("nats", "nats", ["--store", POSTGRES, "--broker", NATS]),
+        (
+            "asyncpg",
+            "PostgreSQL needs asyncpg: pip install 'a2a-grpc[postgres]'",
+            ["--store", POSTGRES],
+        ),
+        (
+            "nats",
+            "NATS needs nats-py: pip install 'a2a-grpc[nats]'",
+            ["--store", POSTGRES, "--broker", NATS],
+        ),
     ],
 )
 def test_a_library_that_is_not_installed_is_named_with_its_extra(
-    tmp_path: Path, module: str, extra: str, arguments: list[str]
+    tmp_path: Path, module: str, said: str, arguments: list[str]
 ) -> None:
     write(tmp_path, f"import sys\nsys.modules[{module!r}] = None\n{ECHO}")
     code, line = failure(tmp_path, "echo.py", "--port", "0", *arguments)
     assert code == 1
-    assert line == f"error: {module} is not installed: pip install 'a2a-grpc[{extra}]'"
+    assert line == f"error: {said}"
 
 
 def test_no_target_and_no_such_command_are_refused_in_one_line(tmp_path: Path) -> None:
@@ -987,3 +995,21 @@ async def test_an_agents_exception_is_logged_with_its_traceback(tmp_path: Path) 
         await _fails(process.address)
         process.line("ValueError: secret")
         assert process.stop() == 0
+
+
+async def test_agent_may_start_programs_while_calls_go_on(tmp_path: Path) -> None:
+    (tmp_path / "starts.py").write_text(
+        "import asyncio\n\n\n"
+        "async def agent(context):\n"
+        "    process = await asyncio.create_subprocess_exec('true')\n"
+        "    return f'exit {await process.wait()}'\n"
+    )
+    with Process("serve", "starts.py", "--store", "memory:", "--port", "0", cwd=tmp_path) as server:
+        async with connected(server.address) as client:
+
+            async def some() -> list[str]:
+                tasks = [await client.send("go") for _ in range(25)]
+                return [text(task.artifacts[0]) for task in tasks]
+
+            exits = await asyncio.gather(*(some() for _ in range(16)))
+            assert {one for part in exits for one in part} == {"exit 0"}

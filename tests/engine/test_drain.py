@@ -225,7 +225,7 @@ async def test_what_is_left_runs_again_if_the_agent_says_so(sqlite: str) -> None
 
 
 async def test_being_handed_back_is_no_failed_attempt(sqlite: str) -> None:
-    """However often a long task is, it is not given up; its agent still knows that it ran before."""
+    """However often a long task is, it is not given up; its agent knows that it ran before."""
     attempts: list[int] = []
     begun = asyncio.Event()
 

@@ -1,16 +1,28 @@
-"""Parts that do not go together are refused before anything is opened, with the remedy."""
+"""Front ends and workers; and parts that do not go together, which are refused with the remedy."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 from unittest.mock import create_autospec
 
+import grpc
 import pytest
 
-from a2a_grpc import Middleware, ServerCallContext
+from a2a_grpc import Middleware, ServerCallContext, pb
 from a2a_grpc.broker.base import Broker
 from a2a_grpc.storage.memory import InMemoryStorage
-from tests.support import a_server, echo, within
+from tests.support import (
+    Gated,
+    a_server,
+    collect,
+    connected,
+    echo,
+    outline,
+    refused,
+    take,
+    within,
+)
 
 
 class Opened(Exception):
@@ -83,3 +95,28 @@ async def test_frontend_takes_no_middleware_that_leaves_something_for_the_agent(
 def test_settings_that_can_not_be_are_refused(setting: dict[str, Any], remedy: str) -> None:
     with pytest.raises(ValueError, match=remedy):
         a_server(echo, **setting)
+
+
+# Front ends and workers as they are.
+
+
+async def test_front_end_that_stops_lets_calls_end_whose_tasks_run_elsewhere(
+    postgres: str, nats_url: str
+) -> None:
+    agent = Gated()
+    parts = {"storage": postgres, "broker": nats_url, "grace": 30.0}
+    worker = a_server(agent, role="worker", **parts)
+    frontend = a_server(Gated(), role="frontend", **parts)
+    async with worker:
+        await frontend.__aenter__()
+        async with connected(frontend.address) as client:
+            stream = client.stream()
+            await take(stream, 1)
+            stopping = asyncio.create_task(frontend.__aexit__(None, None, None))
+            status = await refused(client.call("ListTasks", pb.ListTasksRequest()))
+            assert status.code is grpc.StatusCode.UNAVAILABLE
+            await asyncio.sleep(1.2)  # longer than calls get whose tasks run here
+            assert not stopping.done()
+            agent.go.set()
+            assert outline(await collect(stream))[-1:] == ["status COMPLETED"]
+            await within(stopping)

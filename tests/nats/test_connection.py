@@ -24,7 +24,8 @@ from a2a_grpc.broker.nats import NatsBroker
 from a2a_grpc.bus.nats import NatsBus
 from a2a_grpc.errors import UnavailableError
 from a2a_grpc.nats.address import NatsAddress
-from a2a_grpc.nats.connection import MAX_PENDING, NatsConnection, NatsOpenError
+from a2a_grpc.nats.connection import NatsConnection
+from a2a_grpc.nats.dialer import MAX_PENDING, NatsDialer, NatsOpenError
 from tests.client.test_tls import Authority
 from tests.servers.nats import NatsServer, free_port
 from tests.servers.nats import nats_server as running
@@ -265,7 +266,7 @@ async def test_server_that_is_not_there() -> None:
 
 
 async def test_port_that_is_not_nats(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(NatsConnection, "CONNECT_TIMEOUT", 0.3)
+    monkeypatch.setattr(NatsDialer, "CONNECT_TIMEOUT", 0.3)
 
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
@@ -331,7 +332,7 @@ async def test_server_that_sends_everybody_away_is_come_back_to(
 async def test_what_waits_for_a_server_that_takes_nothing_has_a_bound(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(NatsConnection, "PING_INTERVAL", 60)
+    monkeypatch.setattr(NatsDialer, "PING_INTERVAL", 60)
     with running() as server:
         async with NatsConnection(NatsAddress.parse(server.url()), name="one") as one:
             with server.frozen():
@@ -353,6 +354,23 @@ async def test_what_waits_for_a_server_that_takes_nothing_has_a_bound(
                         break
                     except UnavailableError:
                         await asyncio.sleep(0.05)
+
+
+async def test_leaving_while_it_tries_to_come_back_takes_no_time() -> None:
+    """Also when the cancellation gets lost, as it does in nats-py now and then."""
+    users = [{"user": "u", "password": SECRET}]
+    with running({"authorization": {"users": users}}, login=f"u:{SECRET}") as server:
+        url = server.url()
+        server.config["authorization"]["users"][0]["password"] = "another"
+        connections = [NatsConnection(NatsAddress.parse(url), name=f"{n}") for n in range(50)]
+        for one in connections:
+            one.FIRST_WAIT = one.LONGEST_WAIT = 0.01  # type: ignore[misc]
+            await one.__aenter__()
+        await asyncio.to_thread(server.restart)
+        await asyncio.sleep(0.2)
+        async with asyncio.timeout(5):
+            for one in connections:
+                await one.__aexit__(None, None, None)
 
 
 async def test_nothing_secret_is_logged(caplog: pytest.LogCaptureFixture) -> None:

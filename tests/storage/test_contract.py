@@ -1093,6 +1093,21 @@ async def test_due_targets_come_longest_due_first(storage: AnyStorage) -> None:
     assert await storage.next_push_attempt() == 10.0
 
 
+async def test_of_several_who_find_a_target_due_one_may_deliver(storage: AnyStorage) -> None:
+    task_id = await store_task(storage)
+    await storage.save_push_config(_config(task_id), scope=ALICE)
+    await storage.commit(a_commit(task_id, status(WORKING), version=1))
+    (due,) = await storage.due_push_targets(50.0, 10)
+    claims = await asyncio.gather(*(storage.claim_push_target(due, 99.5) for _ in range(5)))
+    assert sorted(claims) == [False] * 4 + [True]
+    assert await storage.due_push_targets(50.0, 10) == []
+    (later,) = await storage.due_push_targets(99.5, 10)
+    assert later == replace(due, next_attempt_at=99.5)
+    assert await storage.claim_push_target(later, 120.25)
+    await storage.delete_push_config(task_id, due.config.id)
+    assert not await storage.claim_push_target(replace(later, next_attempt_at=120.25), 200.0)
+
+
 async def test_a_disabled_target_gets_nothing_more(storage: AnyStorage) -> None:
     task_id = await store_task(storage)
     await storage.save_push_config(_config(task_id), scope=ALICE)

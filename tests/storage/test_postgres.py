@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -171,6 +172,14 @@ async def test_a_password_that_looks_like_a_port_is_not_shown(
     with pytest.raises(StorageOpenError) as refusal:
         await SqlStorage("postgresql://user@host:secret/database").__aenter__()
     assert "secret" not in str(refusal.value).replace("host:secret/database", "")
+
+
+def test_a_missing_driver_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("postgres", "address", "failures"):
+        monkeypatch.delitem(sys.modules, f"a2a_grpc.storage.sql.{name}")
+    monkeypatch.setitem(sys.modules, "asyncpg", None)
+    with pytest.raises(ImportError, match=r"a2a-grpc\[postgres\]"):
+        SqlStorage("postgresql://host/database")
 
 
 async def test_a_database_of_a_later_version_is_refused(postgres: str) -> None:

@@ -366,6 +366,13 @@ update_push_config = (
     )
 )
 
+# The same for the next attempt alone, if that is still as it was `seen`.
+claim_push_config = (
+    update(push_configs)
+    .where(*_this_config, push_configs.c.next_attempt_at == bindparam("seen"))
+    .values(next_attempt_at=bindparam("until"))
+)
+
 # After the writes above, and after events: which targets of these tasks wait for an attempt.
 renew_pending = (
     update(push_configs)

@@ -17,6 +17,8 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from sqlalchemy import Connection
+
 from a2a_grpc import pb
 from a2a_grpc.errors import ResourceExhaustedError, UnavailableError
 from a2a_grpc.storage.base import Storage
@@ -93,9 +95,9 @@ class SqlStorage(Storage[Any]):
             of them must have the same. `storage.lease` is None on SQLite.
         readers: connections for reading, on PostgreSQL; four more are for writing.
 
-    Raises ValueError for other URLs. Entering raises StorageOpenError, which names the database,
-    but never its password, and the remedy: somebody else uses it, it can't be reached or written,
-    or a later version wrote it.
+    Raises ValueError for other URLs, ImportError without the driver. Entering raises
+    StorageOpenError, which names the database, but never its password, and the remedy: somebody
+    else uses it, it can't be reached or written, or a later version wrote it.
     """
 
     def __init__(
@@ -337,6 +339,15 @@ class SqlStorage(Storage[Any]):
         work = partial(reader.due_push_targets, now=now, limit=limit)
         return await self._database.read(work, single=True)
 
+    async def claim_push_target(self, target: PushTarget, until: float) -> bool:
+        key = {"of_task": target.config.task_id, "of_config": target.config.id}
+        values = {**key, "seen": target.next_attempt_at, "until": until}
+
+        def claim(connection: Connection) -> bool:
+            return bool(connection.execute(statements.claim_push_config, values).rowcount)
+
+        return await self._database.write(claim)
+
     async def update_push_target(self, target: PushTarget) -> None:
         task_id = target.config.task_id
         values = {
@@ -380,7 +391,11 @@ class SqlStorage(Storage[Any]):
 
 def _database(url: str, max_bytes: int | None, lease: float, readers: int) -> Database:
     if url.partition(":")[0] in ("postgresql", "postgres", "postgresql+asyncpg"):
-        from a2a_grpc.storage.sql.postgres import PostgresDatabase
-
+        try:
+            from a2a_grpc.storage.sql.postgres import PostgresDatabase
+        except ModuleNotFoundError as error:
+            raise ImportError(
+                f"PostgreSQL needs {error.name}: pip install 'a2a-grpc[postgres]'"
+            ) from error
         return PostgresDatabase(url, lease=lease, readers=readers)
     return SqliteDatabase(database_path(url), max_bytes=max_bytes)
