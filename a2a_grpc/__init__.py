@@ -63,6 +63,8 @@ from a2a_grpc.storage.values import (
 )
 
 if TYPE_CHECKING:
+    from a2a_grpc.broker.nats import NatsBroker
+    from a2a_grpc.bus.nats import NatsBus
     from a2a_grpc.client.a2a_client import A2AClient
     from a2a_grpc.client.call import (
         ClientCall,
@@ -117,6 +119,8 @@ __all__ = [
     "InvalidParamsError",
     "LifecycleHooks",
     "Middleware",
+    "NatsBroker",
+    "NatsBus",
     "NotAnA2AServerError",
     "PermissionDeniedError",
     "PreviousArtifact",
@@ -160,6 +164,8 @@ __all__ += _pb.__all__
 # What only some programs need loads when it is first asked for: SQLAlchemy takes a while to import,
 # and a server needs no client.
 _LAZY = {
+    "NatsBroker": "a2a_grpc.broker.nats",
+    "NatsBus": "a2a_grpc.bus.nats",
     "SqlStorage": "a2a_grpc.storage.sql.storage",
     "A2AClient": "a2a_grpc.client.a2a_client",
     "AgentCardError": "a2a_grpc.client.errors",

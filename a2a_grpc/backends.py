@@ -36,8 +36,22 @@ def open_storage(storage: AnyStorage | str | None, settings: ServerSettings) -> 
     return SqlStorage(storage, lease=settings.lease)
 
 
-def open_broker(broker: Broker | str | None, settings: ServerSettings) -> Broker:
+def is_in_memory(broker: Broker | str | None) -> bool:
+    """Whether the broker stays within its process."""
+    return broker is None or broker == "memory:" or isinstance(broker, InMemoryBroker)
+
+
+def check_broker(broker: Broker | str | None) -> None:
+    """Raises ValueError for a URL that names no broker, ImportError if a library is missing."""
+    if isinstance(broker, str) and broker != "memory:":
+        open_broker(broker, ServerSettings(), "")
+
+
+def open_broker(broker: Broker | str | None, settings: ServerSettings, deployment: str) -> Broker:
     """The broker that is named, not entered yet.
+
+    Args:
+        deployment: of the storage whose operations it carries.
 
     Raises ValueError for a URL that names none, ImportError if a library is missing.
     """
@@ -51,14 +65,27 @@ def open_broker(broker: Broker | str | None, settings: ServerSettings) -> Broker
         raise ValueError(f"{problem}; use memory: or nats://host:4222")
     from a2a_grpc.broker.nats import NatsBroker
 
-    return NatsBroker(broker, ack_wait=settings.lease, concurrency=settings.concurrency)
+    return NatsBroker(
+        _namespaced(broker, deployment),
+        ack_wait=settings.lease,
+        concurrency=settings.concurrency,
+    )
 
 
-def bus_for(broker: Broker | str | None) -> EventBus:
+def _namespaced(url: str, deployment: str) -> str:
+    """The URL with a namespace, so that services that share a NATS server are kept apart."""
+    head, _, query = url.partition("?")
+    given = query.split("&") if query else []
+    if not deployment or any(one.startswith("namespace=") for one in given):
+        return url
+    return f"{head}?{'&'.join([*given, f'namespace=a2a-grpc-{deployment[:8]}'])}"
+
+
+def bus_for(broker: Broker) -> EventBus:
     """The bus that goes with a broker, not entered yet."""
-    if isinstance(broker, str) and broker.partition(":")[0] in NATS_SCHEMES:
-        from a2a_grpc.bus.nats import NatsBus
-
-        return NatsBus(broker)
     url = getattr(broker, "url", None)
-    return InMemoryBus() if url is None else bus_for(url)
+    if url is None:
+        return InMemoryBus()
+    from a2a_grpc.bus.nats import NatsBus
+
+    return NatsBus(url)

@@ -24,9 +24,8 @@ from a2a_grpc.agent.executor import AgentExecutor
 from a2a_grpc.agent.function import as_executor
 from a2a_grpc.agent.request_context import RequestContextBuilder, SimpleRequestContextBuilder
 from a2a_grpc.auth.base import Authenticator
-from a2a_grpc.backends import bus_for, open_broker, open_storage
+from a2a_grpc.backends import bus_for, check_broker, is_in_memory, open_broker, open_storage
 from a2a_grpc.broker.base import Broker
-from a2a_grpc.broker.memory import InMemoryBroker
 from a2a_grpc.bus.base import Committed, EventBus
 from a2a_grpc.bus.catch_up import CatchUp
 from a2a_grpc.cards.publishing import CardPublisher, CardSource, ExtendedCard, PublishedCards
@@ -221,13 +220,15 @@ class A2AServer:
         settings = self.settings
         publisher = self._card_publisher()  # a wrong card opens nothing
         storage = open_storage(self.storage, settings)
-        broker = open_broker(self.broker, settings)
-        self._check_role(storage, broker)
+        check_broker(self.broker)
+        self._check_role(storage)
         # First in, last out: agents use them until the end.
         deps = await open_dependencies(self._deps, stack)
         await stack.enter_async_context(storage)
-        await stack.enter_async_context(broker)
-        bus = await stack.enter_async_context(self._bus or bus_for(self.broker))
+        broker = await stack.enter_async_context(
+            open_broker(self.broker, settings, storage.deployment)
+        )
+        bus = await stack.enter_async_context(self._bus or bus_for(broker))
         if bus.loses:
             await stack.enter_async_context(CatchUp(storage, bus))
         push = await stack.enter_async_context(
@@ -311,7 +312,7 @@ class A2AServer:
         health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
         self.port = bind(server, settings)
         self._cards = publisher.publish(self.address)
-        self._warn(storage, broker)
+        self._warn(storage)
 
         # Left in this order: refuse, let turns end, end what is open, close the port.
         stack.push_async_callback(server.stop, 1.0)
@@ -335,9 +336,9 @@ class A2AServer:
             Readiness(health_servicer, services, checks)
         )
 
-    def _check_role(self, storage: AnyStorage, broker: Broker) -> None:
+    def _check_role(self, storage: AnyStorage) -> None:
         """Raises ValueError for parts that do not go together."""
-        role, own_broker = self.settings.role, isinstance(broker, InMemoryBroker)
+        role, own_broker = self.settings.role, is_in_memory(self.broker)
         if storage.lease is None and not own_broker:
             raise ValueError(
                 "a broker between processes needs a store that they share; use postgresql://"
@@ -356,8 +357,8 @@ class A2AServer:
                     "and a frontend runs no agent; use role all"
                 )
 
-    def _warn(self, storage: AnyStorage, broker: Broker) -> None:
-        if storage.lease is not None and isinstance(broker, InMemoryBroker):
+    def _warn(self, storage: AnyStorage) -> None:
+        if storage.lease is not None and is_in_memory(self.broker):
             logger.warning(
                 "the store can be shared and the broker can not: run one process only, or give "
                 "all of them a nats:// broker"

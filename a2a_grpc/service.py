@@ -43,6 +43,7 @@ from a2a_grpc.storage.values import (
     Head,
     LogTruncatedError,
     Operation,
+    OperationState,
     Outcome,
     OutcomeKind,
     TaskQuery,
@@ -517,8 +518,10 @@ def _is_busy(head: Head) -> bool:
 
 def _is_interrupted_by(operation: Operation, head: Head) -> bool:
     # That the state is of this turn, and not of the one before, shows in its timestamp.
-    return head.state in INTERRUPTED_STATES and (
-        operation.creates_task or head.status_at >= operation.created_at * 1e9
+    return (
+        head.state in INTERRUPTED_STATES
+        and operation.state is OperationState.STARTED
+        and (operation.creates_task or head.status_at >= operation.created_at * 1e9)
     )
 
 

@@ -49,7 +49,7 @@ class Streamed(NamedTuple):
         """The event with its sequence number in its metadata, under `SEQUENCE_EXTENSION`."""
         event = pb.StreamResponse.FromString(self.payload)
         kind = event.WhichOneof("payload")
-        if kind is not None and self.sequence:
+        if kind is not None and kind != "message":
             value = getattr(event, kind).metadata.fields[SEQUENCE_EXTENSION].struct_value
             value["sequence"] = self.sequence
             if self.reset:

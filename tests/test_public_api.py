@@ -45,6 +45,8 @@ NAMES = [
     "InMemoryBroker",
     "InMemoryBus",
     "InMemoryStorage",
+    "NatsBroker",
+    "NatsBus",
     "Scope",
     "SqlStorage",
     "Storage",

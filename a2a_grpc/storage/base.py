@@ -59,6 +59,9 @@ class Storage(ABC, Generic[ContextT]):
     lease: float | None = None
     """Seconds for which `renew_lease` holds; None where one process has the storage to itself."""
 
+    deployment: str = ""
+    """A name that all have in common who share the data, and nobody else; known once it is open."""
+
     @abstractmethod
     async def __aenter__(self) -> Self: ...
 

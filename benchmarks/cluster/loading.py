@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from a2a_grpc import pb
+from a2a_grpc.storage.sql.counts import FOLDED, PERIOD
 from a2a_grpc.storage.sql.storage import SqlStorage
 from benchmarks.agent import chunk_event, user_message
 from benchmarks.services import PostgreSQL
@@ -149,15 +150,11 @@ def _new_id(chance: random.Random) -> str:
 
 
 async def _count(connection: Any, count: int) -> None:
-    """Set the totals by state, and let the next numbers follow."""
-    counter = dict(await connection.fetchrow("SELECT * FROM task_counts LIMIT 1"))
+    """Set the totals, and let the next numbers follow."""
     await connection.execute("DELETE FROM task_counts")
-    found = await connection.fetch(
-        "SELECT tenant, principal, state, count(*) AS total FROM tasks GROUP BY 1, 2, 3"
-    )
-    await connection.copy_records_to_table(
-        "task_counts",
-        columns=list(counter),
-        records=[tuple((counter | dict(row)).values()) for row in found],
+    await connection.execute(
+        "INSERT INTO task_counts (tenant, principal, state, period, shard, total) "
+        f"SELECT tenant, principal, state, status_at / {PERIOD}, {FOLDED}, count(*) "
+        "FROM tasks GROUP BY 1, 2, 3, 4"
     )
     await connection.execute(f"SELECT setval('task_numbers', {count + 1_000})")

@@ -44,6 +44,7 @@ class Actor(AgentExecutor):
             await turn.run()
         except asyncio.CancelledError:
             turn.write("cancelled")
+            await asyncio.sleep(turn.order.linger)
             raise
         turn.write("end")
 
@@ -59,7 +60,7 @@ class _Turn:
         self._queue = queue
         self._journal = journal
         self._directory = directory
-        self._order = Order(**json.loads(context.get_user_input()))
+        self.order = Order(**json.loads(context.get_user_input()))
 
     def write(self, what: What, number: int = 0) -> None:
         context = self._context
@@ -69,13 +70,13 @@ class _Turn:
         )
 
     async def run(self) -> None:
-        match self._order.do:
+        match self.order.do:
             case "stream":
                 await self._begin()
                 await self._stream()
                 await self._status(pb.TaskState.TASK_STATE_COMPLETED)
             case "ask":
-                states, stop = pb.TaskState, self._order.stop
+                states, stop = pb.TaskState, self.order.stop
                 await self._begin()
                 await self._status(states.TASK_STATE_WORKING)
                 await self._gate_open()
@@ -109,7 +110,7 @@ class _Turn:
         await self._queue.enqueue_event(update)
 
     async def _stream(self) -> None:
-        order, context = self._order, self._context
+        order, context = self.order, self._context
         number = 0 if order.begin_again else self._done()
         pause = order.pause
         if context.attempt > 1 and order.later_pause is not None:
@@ -136,7 +137,7 @@ class _Turn:
                 await asyncio.sleep(0.01)
 
     def _may_end(self) -> bool:
-        return not self._order.gate or (self._directory / self._order.gate).exists()
+        return not self.order.gate or (self._directory / self.order.gate).exists()
 
     async def _echo(self) -> None:
         message = self._context.message

@@ -23,6 +23,7 @@ class Order:
         stop: end the task that `ask` keeps open.
         begin_again: after an interruption, stream from 0 again rather than go on.
         later_pause: `pause` from the second attempt on.
+        linger: seconds to go on after `execute()` was cancelled.
     """
 
     do: Literal["stream", "ask", "wait", "reply", "echo", "die"] = "stream"
@@ -32,6 +33,7 @@ class Order:
     stop: bool = False
     begin_again: bool = False
     later_pause: float | None = None
+    linger: float = 0.0
 
     def __str__(self) -> str:
         return json.dumps(asdict(self))

@@ -49,7 +49,9 @@ async def test_a_cancel_at_another_replica_reaches_the_agent_at_once(cluster: Cl
 
 async def test_concurrent_cancels_at_all_replicas_get_the_same_task(cluster: Cluster) -> None:
     async with a_scene(cluster) as scene:
-        task = await scene.clients.send(cluster.replicas[0], scene.message(do="wait"))
+        # The first does not end before the last is there.
+        order = scene.message(do="wait", linger=0.8)
+        task = await scene.clients.send(cluster.replicas[0], order)
         await scene.started(task.id)
         calls = [scene.clients.cancel(one, task.id) for one in cluster.replicas * 5]
         answers = await within(asyncio.gather(*calls))

@@ -12,15 +12,24 @@ import pytest
 from a2a_grpc import Middleware, ServerCallContext, pb
 from a2a_grpc.broker.base import Broker
 from a2a_grpc.storage.memory import InMemoryStorage
+from tests.servers.nats import NatsServer
+from tests.servers.postgres import shared_postgres
 from tests.support import (
+    COMPLETED,
+    Agent,
     Gated,
     a_server,
+    a_task,
+    chunk,
     collect,
     connected,
     echo,
     outline,
     refused,
+    serving,
+    status_update,
     take,
+    text,
     within,
 )
 
@@ -120,3 +129,27 @@ async def test_front_end_that_stops_lets_calls_end_whose_tasks_run_elsewhere(
             agent.go.set()
             assert outline(await collect(stream))[-1:] == ["status COMPLETED"]
             await within(stopping)
+
+
+async def test_services_that_share_nats_and_no_database_are_kept_apart(
+    nats_server: NatsServer,
+) -> None:
+    broker = nats_server.url().partition("?")[0]
+    with shared_postgres().database() as one, shared_postgres().database() as other:
+        async with (
+            serving(says("one"), storage=one, broker=broker) as first,
+            serving(says("other"), storage=other, broker=broker) as second,
+        ):
+            for _ in range(5):
+                # At once: not by way of what is submitted again after a while.
+                tasks = await within(asyncio.gather(first.send(), second.send()), 1.5)
+                assert [text(task.artifacts[0]) for task in tasks] == ["one", "other"]
+
+
+def says(word: str) -> Agent:
+    async def execute(_: Any, queue: Any) -> None:
+        await queue.enqueue_event(a_task())
+        await queue.enqueue_event(chunk(word))
+        await queue.enqueue_event(status_update(COMPLETED))
+
+    return Agent(execute)

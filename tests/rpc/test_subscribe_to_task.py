@@ -86,6 +86,15 @@ async def test_task_comes_first_and_then_its_events(serve: Callable[..., Any]) -
         assert fold([first, *rest]) == ("COMPLETED", {"a": agent.whole})
 
 
+async def test_reader_who_has_seen_nothing_yet_is_told_where_the_stream_begins(
+    serve: Callable[..., Any],
+) -> None:
+    async with serve(echo) as s:
+        task = await s.send()
+        events = await collect(s.subscribe(task.id, call_metadata=last_event(0)))
+        assert [sequence_of(event) for event in events] == [0, 1, 2, 3]
+
+
 async def test_no_event_is_lost_or_doubled_between_snapshot_and_following(
     serve: Callable[..., Any],
 ) -> None:

@@ -17,7 +17,7 @@ from alembic.migration import MigrationContext
 from sqlalchemy import Connection, Engine, event, text
 
 from a2a_grpc.errors import ResourceExhaustedError, UnavailableError
-from a2a_grpc.storage.sql import forgetting, replicas, statements
+from a2a_grpc.storage.sql import counts, forgetting, replicas, statements
 from a2a_grpc.storage.sql.failures import failure_of
 from a2a_grpc.storage.sql.postgres import PostgresDatabase
 from a2a_grpc.storage.sql.schema import metadata
@@ -532,6 +532,8 @@ async def _fill(storage: SqlStorage, database: PostgresDatabase) -> None:
         "generate_series(1, 4) v",
         "INSERT INTO push_configs SELECT 'task-' || n, 'a', 'tenant', 'alice', '', 1, 0, 0, 0, "
         "CASE WHEN n % 100 = 0 THEN 1 ELSE 0 END FROM generate_series(1, 20000) n",
+        "INSERT INTO task_counts SELECT 'tenant', 'user-' || n / 40, 3, n % 40, n % 4, 1 "
+        "FROM generate_series(1, 20000) n",
         "INSERT INTO contexts SELECT 'tenant', 'alice', 'context-' || n, '1', n "
         "FROM generate_series(1, 20000) n",
     ]
@@ -629,6 +631,7 @@ async def test_no_statement_reads_a_whole_table(
                 "limit": 5,
             },
         ),
+        (counts.counts_to_fold, {"first": -9, "last": 9, "limit": 5}),
         (forgetting.delete_not_created, {"limit": 5}),
         (forgetting.release_ended, {}),
     ]:
@@ -673,3 +676,21 @@ async def test_a_long_log_is_renewed_and_shortened(postgres: str) -> None:
         "SELECT count(*) FROM log", database=postgres.rpartition("/")[2]
     )
     assert int(left) < 150
+
+
+async def test_commits_wait_for_the_disk_unless_the_url_says_otherwise(postgres: str) -> None:
+    """Whatever the database's default: the tests' own server does not wait."""
+
+    async def setting(of: str) -> str:
+        async with SqlStorage(of) as storage:
+            found: list[str] = []
+
+            def look(connection: Connection) -> None:
+                found.append(connection.exec_driver_sql("SHOW synchronous_commit").scalar_one())
+
+            await storage._database.write(look)
+            return found[0]
+
+    assert await setting(postgres) == "on"
+    assert await setting(f"{postgres}?synchronous_commit=off") == "off"
+    assert await setting(f"{postgres}?synchronous_commit=remote_apply") == "remote_apply"

@@ -25,7 +25,7 @@ from sqlalchemy.dialects import sqlite as sqlite_dialect
 from a2a_grpc import pb
 from a2a_grpc.errors import ResourceExhaustedError, UnavailableError
 from a2a_grpc.storage.base import AnyStorage
-from a2a_grpc.storage.sql import forgetting, replicas, statements, writer
+from a2a_grpc.storage.sql import counts, forgetting, replicas, statements, writer
 from a2a_grpc.storage.sql.group import Appended
 from a2a_grpc.storage.sql.schema import metadata
 from a2a_grpc.storage.sql.snapshots import RecentSnapshots
@@ -747,8 +747,6 @@ async def test_pages_come_from_an_index(
     [
         (TaskQuery(ALICE, context_id="c"), "tasks_by_context"),
         (TaskQuery(ALICE, context_id="c", state=WORKING), "tasks_by_context"),
-        (TaskQuery(ALICE, updated_since=3), "tasks_by_scope"),
-        (TaskQuery(ALICE, state=WORKING, updated_since=3), "tasks_by_state"),
     ],
 )
 async def test_totals_are_counted_in_an_index(
@@ -756,6 +754,17 @@ async def test_totals_are_counted_in_an_index(
 ) -> None:
     (step,) = _plan(reading, statements.total(query))
     assert step.startswith(f"SEARCH tasks USING COVERING INDEX {index} (")
+
+
+@pytest.mark.parametrize(("state", "index"), [(0, "tasks_by_scope"), (WORKING, "tasks_by_state")])
+async def test_totals_since_a_time_count_no_more_than_the_rest_of_a_period(
+    reading: sqlite3.Connection, state: int, index: str
+) -> None:
+    plan = _plan(reading, statements.total(TaskQuery(ALICE, state=state, updated_since=3)))
+    later, rest = [step for step in plan if "task" in step]
+    assert later.startswith("SEARCH task_counts USING PRIMARY KEY (tenant=? AND principal=?")
+    assert rest.startswith(f"SEARCH tasks USING COVERING INDEX {index} (")
+    assert "status_at>? AND status_at<?" in rest
 
 
 @pytest.mark.parametrize("state", [0, WORKING])
@@ -806,6 +815,11 @@ async def test_the_usual_totals_are_kept(reading: sqlite3.Connection, state: int
             "SEARCH push_configs USING COVERING INDEX sqlite_autoindex_push_configs_1",
         ),
         (statements.tails_by_number, {"numbers": [1]}, "task_number=? AND version>?"),
+        (
+            counts.counts_to_fold,
+            {"first": 1, "last": 9, "limit": 5},
+            "task_counts_to_fold (period>? AND period<?",
+        ),
     ],
 )
 async def test_no_statement_reads_a_whole_table(

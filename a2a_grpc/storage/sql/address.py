@@ -44,18 +44,34 @@ class PostgresAddress:
     ) -> asyncpg.Connection[Any]:
         """A new connection; the URL's settings go before the given ones.
 
+        It waits for the disk before it says that something is stored, whatever the database's
+        default is; a setting that waits for more, such as `remote_apply`, stays.
+
         Args:
             connect_timeout: seconds to connect, unless the URL says otherwise.
             command_timeout: seconds for each command.
             settings: of the session.
         """
         mine = {name: value for name, value in settings.items() if name not in self._settings}
-        return await asyncpg.connect(
+        connection = await asyncpg.connect(
             self._dsn,
             timeout=self._timeout or connect_timeout,
             command_timeout=command_timeout,
             server_settings=mine,
         )
+        try:
+            if "synchronous_commit" not in self._settings:
+                await connection.execute(_SYNCHRONOUS)
+        except BaseException:
+            connection.terminate()
+            raise
+        return connection
+
+
+_SYNCHRONOUS = (
+    "SELECT set_config('synchronous_commit', 'on', false) "
+    "WHERE current_setting('synchronous_commit') = 'off'"
+)
 
 
 def _unreadable() -> ValueError:

@@ -53,7 +53,7 @@ _unfinished_tasks = select(operations.c.task_id).where(UNFINISHED)
 # on its way.
 tasks_to_forget = (
     select(tasks.c.number, tasks.c.id, tasks.c.version)
-    .add_columns(tasks.c.tenant, tasks.c.principal, tasks.c.state)
+    .add_columns(tasks.c.tenant, tasks.c.principal, tasks.c.state, tasks.c.status_at)
     .where(
         ENDED,
         tasks.c.running == 0,

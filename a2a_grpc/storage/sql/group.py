@@ -8,7 +8,7 @@ there are, and what they decide, is in `writes`.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
+from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -18,7 +18,8 @@ from sqlalchemy import Connection, Executable, Select
 
 from a2a_grpc import pb
 from a2a_grpc.errors import A2AError
-from a2a_grpc.storage.sql import forgetting, statements
+from a2a_grpc.storage.sql import counts, forgetting, statements
+from a2a_grpc.storage.sql.counts import Counted
 from a2a_grpc.storage.sql.lists import IN_LIMIT, in_parts, padded
 from a2a_grpc.storage.sql.numbers import Numbers
 from a2a_grpc.storage.sql.rows import OperationRow, TaskRow, operation_values
@@ -335,11 +336,11 @@ class Group:
         new: list[Values] = []
         relisted: list[Values] = []
         touched: list[Values] = []
-        counts: defaultdict[tuple[Scope, int], int] = defaultdict(int)
+        changes: Counter[Counted] = Counter()
         for row in self._changed.values():
             listing = row.listing
             if listing is not None:
-                counts[row.scope, listing[0]] += 1
+                changes[counts.counted(row.scope, *listing)] += 1
             if not row.stored:
                 new.append(row.values())
             elif listing != row.listed:
@@ -347,24 +348,11 @@ class Group:
             else:
                 touched.append(row.changing_values())
             if row.listed is not None:
-                counts[row.scope, row.listed[0]] -= 1
+                changes[counts.counted(row.scope, *row.listed)] -= 1
         self._many(statements.insert_task, new)
         self._many(statements.update_task, relisted)
         self._many(statements.update_turn, touched)
-        self._many(
-            statements.add_to_count,
-            [
-                {
-                    "tenant": tenant,
-                    "principal": principal,
-                    "state": state,
-                    "shard": self._shard,
-                    "total": count,
-                }
-                for ((tenant, principal), state), count in sorted(counts.items())
-                if count
-            ],
-        )
+        counts.add(self._connection, self._shard, changes)
 
     def _flush_contexts(self) -> None:
         self._many(

@@ -24,7 +24,14 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import insert as upsert
 
 from a2a_grpc.storage.sql.clock import clock
-from a2a_grpc.storage.sql.schema import TO_CANCEL, UNFINISHED, operations, replicas, tasks
+from a2a_grpc.storage.sql.schema import (
+    TO_CANCEL,
+    UNFINISHED,
+    deployment,
+    operations,
+    replicas,
+    tasks,
+)
 from a2a_grpc.storage.sql.statements import HELD, lives
 from a2a_grpc.storage.values import RESUBMIT_AFTER, OperationState, Stranded
 
@@ -97,11 +104,15 @@ class Replica:
         self.id = str(uuid.uuid4())
         self._lease = lease
 
-    def enter(self, connection: Connection) -> None:
-        """Begin the lease. Alone in the database, all others are gone."""
+    def enter(self, connection: Connection) -> str:
+        """Begin the lease. Alone in the database, all others are gone.
+
+        Returns the name of the database.
+        """
         if self._lease is None:
             connection.execute(_delete_replicas)
         self._renew(connection, self.id)
+        return str(connection.execute(select(deployment.c.id)).scalar_one())
 
     def leave(self, connection: Connection) -> None:
         """End the lease: what is held is free."""

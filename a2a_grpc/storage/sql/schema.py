@@ -109,8 +109,9 @@ Index(
 Index("tasks_to_cancel", tasks.c.owner, sqlite_where=TO_CANCEL, postgresql_where=TO_CANCEL)
 Index("tasks_not_created", tasks.c.number, sqlite_where=NOT_CREATED, postgresql_where=NOT_CREATED)
 
-# How many tasks a scope has in each state: the total of a list without counting. Each process adds
-# to a shard of its own, so that they do not queue for a row; one shard alone may be negative.
+# How many tasks a scope has in each state and period: the totals of lists without counting. Each
+# process adds to a shard of its own, from 1 on, so that they do not queue for a row; sweeps fold
+# them into shard 0. One row alone may be negative.
 COUNT_SHARDS = 16
 task_counts = Table(
     "task_counts",
@@ -118,11 +119,15 @@ task_counts = Table(
     Column("tenant", _Id, nullable=False),
     Column("principal", _Id, nullable=False),
     Column("state", SmallInteger, nullable=False),
+    Column("period", BigInteger, nullable=False),  # of the status
     Column("shard", SmallInteger, nullable=False),
     Column("total", BigInteger, nullable=False),
-    PrimaryKeyConstraint("tenant", "principal", "state", "shard"),
+    PrimaryKeyConstraint("tenant", "principal", "state", "period", "shard"),
     sqlite_with_rowid=False,
 )
+SHARDED = task_counts.c.shard > literal_column("0")
+
+Index("task_counts_to_fold", task_counts.c.period, sqlite_where=SHARDED, postgresql_where=SHARDED)
 
 # The append-only log of each task.
 log = Table(
@@ -204,6 +209,9 @@ Index(
     postgresql_where=UNFINISHED,
 )
 Index("operations_done", operations.c.created_at, sqlite_where=DONE, postgresql_where=DONE)
+
+# One row: the name of this database, given when it was made, and kept by its copies.
+deployment = Table("deployment", metadata, Column("id", _Id, primary_key=True))
 
 # The processes that use the database; one whose lease is over, or that is not here, is gone.
 replicas = Table(

@@ -1,8 +1,9 @@
 """What is asked of the tables, statement by statement, named and described.
 
 Which of them run, when and with what is decided in `group`, `reader` and `replicas`; what is asked
-to forget is in `forgetting`. Upserts are in PostgreSQL's dialect of SQLAlchemy, which SQLite's
-compiler takes as well. SQLite leaves out FOR UPDATE: there is one writer.
+to forget is in `forgetting`, and what keeps the totals in `counts`. Upserts are in PostgreSQL's
+dialect of SQLAlchemy, which SQLite's compiler takes as well. SQLite leaves out FOR UPDATE: there is
+one writer.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from sqlalchemy.dialects.postgresql import Insert
 from sqlalchemy.dialects.postgresql import insert as upsert
 
 from a2a_grpc.storage.sql.clock import clock
+from a2a_grpc.storage.sql.counts import PERIOD, period_of
+from a2a_grpc.storage.sql.rows import column_time
 from a2a_grpc.storage.sql.schema import (
     CREATED,
     PENDING,
@@ -195,13 +198,6 @@ update_task = update_turn.values({name: bindparam(name) for name in ("state", "s
 
 insert_entry = insert(log)
 
-# Add `total` to the number of tasks that a scope has in a state, in a shard.
-add_to_count = upsert(task_counts)
-add_to_count = add_to_count.on_conflict_do_update(
-    index_elements=["tenant", "principal", "state", "shard"],
-    set_={"total": task_counts.c.total + add_to_count.excluded.total},
-)
-
 
 def _replacing(table: Table, *keys: str, kept: tuple[str, ...] = ()) -> Insert:
     """Insert a row; where there is one already, replace all columns but the `kept` ones."""
@@ -313,14 +309,25 @@ def page(query: TaskQuery) -> Select[Any]:
 
 
 def total(query: TaskQuery) -> Select[int]:
-    """How many tasks the query matches on all its pages."""
-    if query.context_id or query.updated_since:
-        return select(func.count()).select_from(tasks).where(*_matching(query))
+    """How many tasks the query matches on all its pages.
+
+    Counts the tasks of a context, or those of the rest of a period; the others are counted already.
+    """
+    matching = select(func.count()).select_from(tasks).where(*_matching(query))
+    if query.context_id:
+        return matching
     counted = select(func.coalesce(func.sum(task_counts.c.total), 0)).where(
         task_counts.c.tenant == query.scope.tenant,
         task_counts.c.principal == query.scope.principal,
     )
-    return counted.where(task_counts.c.state == query.state) if query.state else counted
+    if query.state:
+        counted = counted.where(task_counts.c.state == query.state)
+    if not query.updated_since:
+        return counted
+    period = period_of(query.updated_since)
+    rest = matching.where(tasks.c.status_at <= column_time((period + 1) * PERIOD - 1))
+    later = counted.where(task_counts.c.period > period)
+    return select(later.scalar_subquery() + rest.scalar_subquery())
 
 
 def _matching(query: TaskQuery) -> list[ColumnElement[bool]]:

@@ -128,7 +128,7 @@ class SqlStorage(Storage[Any]):
         self._resources.push_async_callback(self._database.close)
         try:
             self._replica = Replica(self.lease)
-            await self._database.write(self._replica.enter)
+            self.deployment = await self._database.write(self._replica.enter)
             self._resources.push_async_callback(self._leave)
             self._recent = RecentSnapshots(self._cache_bytes, shared=self.lease is not None)
             self._writer = GroupWriter(self._database, self._replica, self._follow)
@@ -371,8 +371,7 @@ class SqlStorage(Storage[Any]):
         async with self._database.sweeping() as run:
             if run is None:
                 return 0
-            shard = 0 if self._writer is None else self._writer.shard
-            forgotten = await sweeping.sweep(run, tasks_before, operations_before, shard)
+            forgotten = await sweeping.sweep(run, tasks_before, operations_before)
             for task_id in forgotten:
                 self._recent.forget(task_id)
             if logs_before:

@@ -7,15 +7,18 @@ later one may finish, also after a restart.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from functools import partial
 
 from sqlalchemy import Connection
 
-from a2a_grpc.storage.sql import forgetting, statements
+from a2a_grpc.storage.sql import counts, forgetting, statements
+from a2a_grpc.storage.sql.counts import Counted
 from a2a_grpc.storage.sql.database import Run
 from a2a_grpc.storage.sql.rows import column_time
+from a2a_grpc.storage.values import Scope
 
 STEP_TASKS = 100
 STEP_OPERATIONS = 500
@@ -28,12 +31,12 @@ COMPACTED_AT_ONCE = 8
 """Tasks that are in memory while their logs are replaced by snapshots."""
 
 
-async def sweep(run: Run, tasks_before: float, operations_before: float, shard: int) -> list[str]:
+async def sweep(run: Run, tasks_before: float, operations_before: float) -> list[str]:
     """All steps of `Storage.sweep` but for the logs; returns the ids of the forgotten tasks."""
     forgotten: list[str] = []
     before = column_time(int(tasks_before * 1e9))
     await run(release_ended)
-    while ids := await run(partial(forget_tasks, before=before, shard=shard)):
+    while ids := await run(partial(forget_tasks, before=before)):
         forgotten += ids
     while await run(partial(forget_operations, before=operations_before)):
         pass
@@ -45,6 +48,9 @@ async def sweep(run: Run, tasks_before: float, operations_before: float, shard: 
     context: tuple[str, ...] | None = ("", "", "")
     while context is not None:
         context = await run(partial(forget_contexts, before=tasks_before, after=context))
+    for first, last in counts.periods_to_fold(time.time_ns()):
+        while await run(partial(counts.fold, first=first, last=last)):
+            pass
     await run(forget_replicas)
     return forgotten
 
@@ -78,11 +84,8 @@ def release_ended(connection: Connection) -> None:
     connection.execute(forgetting.release_ended)
 
 
-def forget_tasks(connection: Connection, before: int, shard: int) -> list[str]:
+def forget_tasks(connection: Connection, before: int) -> list[str]:
     """Forget some tasks that ended before `before` (nanoseconds since the epoch).
-
-    Args:
-        shard: of the counts.
 
     Returns their ids; none are left to forget if it is empty. Their logs go later.
     """
@@ -99,20 +102,11 @@ def forget_tasks(connection: Connection, before: int, shard: int) -> list[str]:
         forgetting.put_forgotten,
         [{"task_number": row.number, "next": 1, "last": row.version} for row in rows],
     )
-    counts = Counter((row.tenant, row.principal, row.state) for row in rows)
-    connection.execute(
-        statements.add_to_count,
-        [
-            {
-                "tenant": tenant,
-                "principal": principal,
-                "state": state,
-                "shard": shard,
-                "total": -count,
-            }
-            for (tenant, principal, state), count in sorted(counts.items())
-        ],
-    )
+    gone: Counter[Counted] = Counter()
+    for row in rows:
+        scope = Scope(row.tenant, row.principal)
+        gone[counts.counted(scope, row.state, row.status_at)] -= 1
+    counts.settle(connection, gone)
     return [row.id for row in rows]
 
 

@@ -68,7 +68,7 @@ class GroupWriter:
         self._on_written = on_written
         self._numbers: Numbers | None = None
         self._shared = database.lease is not None
-        self.shard = self._any_shard()
+        self._shard = self._any_shard()
         self._waiting: deque[_Waiting] = deque()
         self._room = asyncio.Semaphore(MAX_WAITING)
         self._wake = asyncio.Event()
@@ -167,19 +167,19 @@ class GroupWriter:
             try:
                 return await self._database.write(lambda connection: self._do(connection, writes))
             except ContentionError:
-                self.shard = self._any_shard()
+                self._shard = self._any_shard()
                 if len(group) > 1 or time.monotonic() >= until:
                     raise
                 await asyncio.sleep(random.uniform(0.0, CONTENTION_DELAY))
 
     def _any_shard(self) -> int:
         # Alone nobody queues for a row, and one row is the least to read.
-        return random.randrange(COUNT_SHARDS) if self._shared else 0
+        return random.randint(1, COUNT_SHARDS) if self._shared else 1
 
     def _do(self, connection: Connection, writes: list[Write[Any]]) -> GroupResult:
         if self._numbers is None:
             self._numbers = self._database.numbers(connection)
-        standing = Standing(self._numbers, self._replica.id, self.shard)
+        standing = Standing(self._numbers, self._replica.id, self._shard)
         return Group(connection, standing).run(writes)
 
     def _fail(self, group: Iterable[_Waiting], error: UnavailableError) -> None:

@@ -175,6 +175,8 @@ class StartTurn(Write[StartedTurn | Operation | None]):
             raise LaterError(f"the oldest operation of task {self.task_id!r} is another one now")
         if row is not None and row.owner != group.replica and group.is_held(row):
             return None
+        if found.home not in (None, group.replica) and group.lives(found.home):
+            return None  # also if the task has ended: its process forgets what it keeps for it
         if row is not None and row.state in TERMINAL_STATES:
             if row.running:
                 row.release()
@@ -182,8 +184,6 @@ class StartTurn(Write[StartedTurn | Operation | None]):
             outcome = finished_task_outcome(row.head(held=False), operation.attempts)
             group.finish(operation.id, outcome)
             return operation.copy()
-        if found.home not in (None, group.replica) and group.lives(found.home):
-            return None
         if row is None:
             row = group.add_task(operation.task_id, operation.context_id, operation.scope)
         # After that it is there already, or in the Task that the first attempt created.

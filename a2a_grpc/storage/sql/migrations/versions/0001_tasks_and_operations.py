@@ -5,6 +5,8 @@ Written out in full, without the tables of `storage.schema`, since those go on c
 
 from __future__ import annotations
 
+import uuid
+
 import sqlalchemy as sa
 from alembic import op
 
@@ -57,11 +59,13 @@ def upgrade() -> None:
         sa.Column("tenant", ID, nullable=False),
         sa.Column("principal", ID, nullable=False),
         sa.Column("state", sa.SmallInteger, nullable=False),
+        sa.Column("period", sa.BigInteger, nullable=False),
         sa.Column("shard", sa.SmallInteger, nullable=False),
         sa.Column("total", sa.BigInteger, nullable=False),
-        sa.PrimaryKeyConstraint("tenant", "principal", "state", "shard"),
+        sa.PrimaryKeyConstraint("tenant", "principal", "state", "period", "shard"),
         sqlite_with_rowid=False,
     )
+    _partial("task_counts_to_fold", "task_counts", ["period"], "shard > 0")
     op.create_table(
         "log",
         sa.Column("task_number", NUMBER, nullable=False),
@@ -130,6 +134,8 @@ def upgrade() -> None:
         sa.Column("metadata", sa.Text, nullable=False),
         sa.Column("extensions", sa.Text, nullable=False),
     )
+    deployment = op.create_table("deployment", sa.Column("id", ID, primary_key=True))
+    op.bulk_insert(deployment, [{"id": uuid.uuid4().hex}])
     op.create_table(
         "contexts",
         sa.Column("tenant", ID, nullable=False),
