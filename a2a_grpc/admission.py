@@ -171,8 +171,13 @@ class Admission:
             name=f"take-in:{prepared.operation.task_id}",
         )
         self._under_way.add(task)
-        task.add_done_callback(self._under_way.discard)
+        task.add_done_callback(self._is_over)
         return await asyncio.shield(task)
+
+    def _is_over(self, task: asyncio.Task[Operation]) -> None:
+        self._under_way.discard(task)
+        if not task.cancelled():
+            task.exception()  # nobody asks for it if the caller went away
 
     async def _take_in(self, prepared: Prepared, request_context: dict[str, Any]) -> Operation:
         operation_id = prepared.operation.id

@@ -82,10 +82,17 @@ def _namespaced(url: str, deployment: str) -> str:
 
 
 def bus_for(broker: Broker) -> EventBus:
-    """The bus that goes with a broker, not entered yet."""
+    """The bus that goes with a broker, not entered yet.
+
+    Raises ValueError for a broker between processes that none is known for.
+    """
+    if is_in_memory(broker):
+        return InMemoryBus()
     url = getattr(broker, "url", None)
     if url is None:
-        return InMemoryBus()
+        raise ValueError(
+            f"{type(broker).__name__} needs a bus that reaches its other processes; give bus=..."
+        )
     from a2a_grpc.bus.nats import NatsBus
 
     return NatsBus(url)

@@ -31,8 +31,14 @@ async def cancel_idle_task(
         _cancel_idle_task(storage, bus, head, on_commit), name=f"cancel:{head.task_id}"
     )
     _under_way.add(task)
-    task.add_done_callback(_under_way.discard)
+    task.add_done_callback(_is_over)
     return await asyncio.shield(task)
+
+
+def _is_over(task: asyncio.Task[bool]) -> None:
+    _under_way.discard(task)
+    if not task.cancelled():
+        task.exception()  # nobody asks for it if the caller went away
 
 
 async def _cancel_idle_task(

@@ -30,8 +30,9 @@ class ServerSettings:
         compact_after: seconds after its end at which a task's log is folded into its snapshot.
         role: what this process does: everything, only gRPC, or only the agents' work.
         lease: seconds after which others take over the tasks of a replica that fell silent; also
-            how long an agent goes on while the database can't be reached.
-        concurrency: turns that this process runs at a time.
+            how long an agent goes on while the database can't be reached. For a store and a broker
+            that are named by a URL; an object has its own.
+        concurrency: turns that this process runs at a time; for a broker named by a URL.
         operation_metadata: keys of call metadata that reach the agent; never those of credentials.
         allow_private_webhooks: whether push notifications may go into private networks.
         assume_version: the protocol version of calls that name none; None refuses them.

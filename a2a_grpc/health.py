@@ -94,7 +94,7 @@ class Readiness:
                 await self._checks[name]()
         except Exception as error:
             if self._known.get(name, True):
-                logger.warning("%s can't be reached: %s", name, error or type(error).__name__)
+                logger.warning("%s can't be reached: %s", name, str(error) or type(error).__name__)
             return False
         if not self._known.get(name, True):
             logger.info("%s can be reached again", name)

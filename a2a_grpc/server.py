@@ -15,6 +15,7 @@ from typing import Any, Self, TypeVar
 from grpc_health.v1 import health, health_pb2_grpc
 
 from a2a_grpc.active.agent_turn import ActiveParts, ActiveSettings
+from a2a_grpc.active.lease_keeper import Lease, LeaseKeeper
 from a2a_grpc.active.registry import ActiveTaskRegistry
 from a2a_grpc.active.worker_loop import WorkerLoop
 from a2a_grpc.admission import ServiceSettings
@@ -255,7 +256,7 @@ class A2AServer:
             push.expect(task_id)
             push.wake(task_id)  # a configuration that is replaced may have a backlog
 
-        transient = TransientContexts()
+        transient, lease = TransientContexts(), Lease()
         registry = ActiveTaskRegistry(
             ActiveParts(
                 storage=storage,
@@ -269,8 +270,12 @@ class A2AServer:
                 on_push_config=push.expect,
                 deps=deps,
                 transient=transient,
+                lease=lease,
                 bury=broker.bury,
             )
+        )
+        worker_loop = WorkerLoop(
+            broker, registry, lease, grace=settings.grace, shared=storage.lease is not None
         )
         service = A2AService(
             storage=storage,
@@ -322,10 +327,13 @@ class A2AServer:
         if storage.lease is not None:
             # Calls whose tasks run elsewhere.
             stack.push_async_callback(gate.graced, settings.grace)
+        # Also a front end has one: what it submits is its own as long as it lives.
+        keeper = LeaseKeeper(
+            storage, lease, on_lapse=worker_loop.lapse, on_cancel=worker_loop.cancel_task
+        )
+        await stack.enter_async_context(keeper)
         if settings.role != "frontend":
-            await stack.enter_async_context(
-                WorkerLoop(storage, broker, registry, grace=settings.grace)
-            )
+            await stack.enter_async_context(worker_loop)
         await stack.enter_async_context(Resubmitter(storage, broker, on_found=push.expect))
         sweeper = asyncio.create_task(self._sweep(storage), name="sweeper")
         stack.push_async_callback(_cancelled, sweeper)

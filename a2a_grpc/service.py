@@ -346,7 +346,7 @@ class A2AService:
                         break
                     continue
                 # Asked again at every look: whoever runs the task counts it once.
-                await self._ask_to_cancel(request.id, remember=not asked)
+                await self._ask_to_cancel(request.id)
                 asked = True
                 try:
                     async with asyncio.timeout(self._settings.cancel_poll):
@@ -355,14 +355,13 @@ class A2AService:
                     continue
         return await self.get_task(pb.GetTaskRequest(tenant=request.tenant, id=request.id), call)
 
-    async def _ask_to_cancel(self, task_id: str, *, remember: bool) -> None:
+    async def _ask_to_cancel(self, task_id: str) -> None:
         """Tell whoever runs the task, at once; and by way of storage, should that not arrive."""
         try:
             await self._broker.cancel_task(TaskIdParams(task_id))
         except UnavailableError as error:
             logger.warning("task %s: canceling takes longer: %s", task_id, error)
-        if remember:
-            await self._storage.request_cancel(task_id)
+        await self._storage.request_cancel(task_id)
 
     async def subscribe_to_task(
         self, request: pb.SubscribeToTaskRequest, call: ServerCallContext

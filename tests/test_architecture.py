@@ -175,7 +175,7 @@ def test_service_and_active_never_meet() -> None:
 
 def backend(room: str, name: str) -> str | None:
     """The backend that a module of a room with backends belongs to; None for what they share."""
-    if name in ("base", "values", "__init__"):
+    if name in ("base", "values", "patience", "__init__"):
         return None
     for which, files in BACKENDS[room].items():
         if name in files:

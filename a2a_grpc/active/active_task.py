@@ -77,7 +77,9 @@ class ActiveTask:
         self._turn: AgentTurn | None = None
         self._cancellation: ServerCallContext | None = None
         self._references = 0
+        self._draining = False
         self._interruption: str | None = None
+        self._handing_back: set[asyncio.Task[None]] = set()
 
     @property
     def task_id(self) -> str:
@@ -167,7 +169,7 @@ class ActiveTask:
         done = False
         try:
             failures = 0
-            while self._wanted and self._interruption is None:
+            while self._goes_on:
                 try:
                     await self._serve()
                     failures = 0
@@ -187,12 +189,23 @@ class ActiveTask:
             done = not self._wanted
         finally:
             self._producer = None
-            while self._deliveries:
-                # From the back: what is handed back goes to the front of the queue.
-                _, settle = self._deliveries.popitem()
-                await settle(done)
+            await self._settle_all(done)
             if self.is_idle:
                 self._on_idle(self)
+
+    @property
+    def _goes_on(self) -> bool:
+        stops = self._interruption is not None or self._draining or not self._parts.lease.held
+        return self._wanted and not stops
+
+    async def _settle_all(self, done: bool) -> None:
+        while self._deliveries:
+            # From the back: what is handed back goes to the front of the queue.
+            _, settle = self._deliveries.popitem()
+            try:
+                await settle(done)
+            except Exception:
+                logger.exception("task %s: the broker can't be told", self._task_id)
 
     async def _serve(self) -> None:
         """One turn, for the oldest operation, or what there is in place of one."""
@@ -200,14 +213,14 @@ class ActiveTask:
         delivered = list(self._deliveries)
         lease = self._parts.lease
         lapses = lease.lapses
-        if lease.held:
-            found = await self._parts.storage.start_turn(self._task_id)
-        if not lease.held or lease.lapses != lapses:
-            raise UnavailableError("the lease ran out")  # also for what began meanwhile
+        found = await self._parts.storage.start_turn(self._task_id)
+        if isinstance(found, Turn) and lease.lapses != lapses:
+            raise UnavailableError("the lease ran out while a turn began")
         if found is None:
             # Done, or the business of whoever holds the task. What came meanwhile has another look.
             for operation_id in delivered:
-                await self._deliveries.pop(operation_id)(True)
+                if (settle := self._deliveries.pop(operation_id, None)) is not None:
+                    await settle(True)
         elif isinstance(found, Operation):
             self._parts.transient.take(found.id)
             self._wanted = True  # there may be more
@@ -233,7 +246,10 @@ class ActiveTask:
         self._wanted = self._wanted or ended.more or ended.lost
 
     async def _tell(self, operation: Operation, outcome: Outcome) -> None:
-        head = await self._parts.storage.load_head(operation.task_id)
+        try:
+            head = await self._parts.storage.load_head(operation.task_id)
+        except UnavailableError:
+            head = None  # who waits for the operation is told all the same
         await self._parts.bus.publish(
             Committed(
                 operation.task_id,
@@ -270,6 +286,8 @@ class ActiveTask:
             asked = True
             if head.running:
                 await self.cancel_turn(call_context)
+                if self._turn is None:
+                    await asyncio.sleep(self.RETRY_DELAYS[0])  # one is about to begin
             else:
                 await cancel_idle_task(storage, self._parts.bus, head, self._parts.on_commit)
 
@@ -284,6 +302,16 @@ class ActiveTask:
         """Cut the turn off, if one runs: this process no longer holds the task."""
         if self._turn is not None:
             self._turn.lose()
+        if self._deliveries:
+            handing_back = asyncio.create_task(
+                self._settle_all(False), name=f"hand-back:{self._task_id}"
+            )
+            self._handing_back.add(handing_back)
+            handing_back.add_done_callback(self._handing_back.discard)
+
+    def drain(self) -> None:
+        """End with the turn that runs: what waits is handed back."""
+        self._draining = True
 
     async def interrupt(self, reason: str) -> None:
         """Stop for good: the turn is cut off, and requests that wait are handed back."""

@@ -28,6 +28,7 @@ from a2a_grpc.errors import (
     as_a2a_error,
 )
 from a2a_grpc.storage.base import AnyStorage
+from a2a_grpc.storage.patience import patiently
 from a2a_grpc.storage.values import (
     Operation,
     Outcome,
@@ -242,7 +243,7 @@ class AgentTurn:
 
         It runs in a task of its own, so that one which ignores its cancellation can be left behind.
         """
-        if self._cancellation is not None or self._interruption is not None:
+        if self._cancellation or self._interruption is not None or self._consumer.lost:
             return None
         self._agent = agent = asyncio.create_task(self._call_agent(), name=f"agent:{self._id}")
         self._executed = executed = asyncio.get_running_loop().create_future()
@@ -262,8 +263,10 @@ class AgentTurn:
         return error if error is None or isinstance(error, Exception) else RuntimeError(repr(error))
 
     async def _call_agent(self) -> None:
-        self._context = context = await self._build_context()
-        if self._cancellation is not None or self._executor is None:
+        # It may read the tasks that the message refers to.
+        context = await patiently(self._parts.storage, self._build_context)
+        self._context = context
+        if self._cancellation or self._consumer.lost or self._executor is None:
             return
         try:
             await self._executor.execute(context, self._queue)
@@ -380,7 +383,8 @@ class AgentTurn:
             if self._agent is not None and not self._agent.done():
                 await self._tell_agent(call)
         finally:
-            await self._stop()
+            if not self._consumer.lost:
+                await self._stop()
 
     async def _tell_agent(self, call: ServerCallContext) -> None:
         timeout = self._parts.settings.cancel_timeout
@@ -415,12 +419,13 @@ class AgentTurn:
         await self._stop()
         await asyncio.wait((self._over,), timeout=self._parts.settings.cancel_timeout)
 
-    async def _stop(self) -> None:
+    async def _stop(self, *, cancelled: bool = False) -> None:
         """Cancel execute(); an agent that does not end is left behind, and the turn goes on."""
         agent = self._agent
         if agent is None or agent.done():
             return
-        agent.cancel()
+        if not cancelled:
+            agent.cancel()
         _, pending = await asyncio.wait((agent,), timeout=self._parts.settings.cancel_timeout)
         if pending:
             logger.error("task %s: execute() ignores its cancellation; left behind", self._id)
@@ -442,9 +447,12 @@ class AgentTurn:
 
     def _stop_executing(self) -> None:
         if self._agent is not None:
-            self._agent.cancel()
+            self._agent.cancel()  # at once: before the agent takes another step
+        if self._cancellation is not None:
+            self._cancellation.cancel()
         if self._stopping is None:
-            self._stopping = asyncio.create_task(self._stop(), name=f"stop:{self._id}")
+            stop = self._stop(cancelled=True)
+            self._stopping = asyncio.create_task(stop, name=f"stop:{self._id}")
 
 
 def call_context_of(operation: Operation) -> ServerCallContext:

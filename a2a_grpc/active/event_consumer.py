@@ -12,6 +12,7 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import count
 
 from a2a_grpc import pb
@@ -19,6 +20,7 @@ from a2a_grpc.agent.executor import Event
 from a2a_grpc.bus.base import Committed, EventBus, OnCommit, ignore_commit
 from a2a_grpc.errors import InvalidAgentResponseError, UnavailableError
 from a2a_grpc.storage.base import AnyStorage
+from a2a_grpc.storage.patience import patiently
 from a2a_grpc.storage.values import (
     Commit,
     FenceLostError,
@@ -223,7 +225,9 @@ class EventConsumer:
         self._check_ids("Task", event.id, event.context_id)
         self._check_readable("Task", *event.artifacts, *event.history, event.status.message)
         await self.flushed()
-        snapshot = await self._storage.load_snapshot(self.operation.task_id)
+        snapshot = await patiently(
+            self._storage, lambda: self._storage.load_snapshot(self.operation.task_id)
+        )
         if snapshot is None or self.lost:
             return
         before = snapshot.task
@@ -290,7 +294,7 @@ class EventConsumer:
         """
         operation = self.operation
         for related in attached:
-            head = await self._storage.load_head(related.id)
+            head = await patiently(self._storage, partial(self._storage.load_head, related.id))
             owner, running = (head.scope, head.running) if head else (None, False)
             try:
                 check_related(related, operation.task_id, operation.scope, owner, running)
@@ -452,6 +456,7 @@ class EventConsumer:
             raise
         except BaseException:
             self._pending[:0] = entries
+            self._pending_bytes += sum(len(entry.payload) for entry in entries)
             raise
         if entries:
             self._committed_version = entries[-1].version
@@ -501,7 +506,7 @@ class EventConsumer:
                     raise FenceLostError("the lease ran out") from error
             except StorageError:
                 # It may have been refused because it took place, and only its answer was lost.
-                if unanswered and await self._took_place(commit):
+                if unanswered and await patiently(self._storage, partial(self._took_place, commit)):
                     return commit.ends_turn  # perhaps there are more: looking for them tells
                 raise
         raise AssertionError("never reached")

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
+from a2a_grpc.errors import UnavailableError
 from a2a_grpc.storage.base import AnyStorage
 
 logger = logging.getLogger(__name__)
@@ -21,11 +22,30 @@ logger = logging.getLogger(__name__)
 class Lease:
     """Whether this process holds its lease, and how often it has lost it."""
 
-    __slots__ = ("held", "lapses")
+    __slots__ = ("_held", "lapses")
 
     def __init__(self) -> None:
-        self.held = True
+        self._held = asyncio.Event()
+        self._held.set()
         self.lapses = 0
+
+    @property
+    def held(self) -> bool:
+        """Whether it holds the lease now."""
+        return self._held.is_set()
+
+    async def regained(self) -> None:
+        """Wait until it holds the lease."""
+        await self._held.wait()
+
+    def lapse(self) -> None:
+        """Take note that it is lost."""
+        self._held.clear()
+        self.lapses += 1
+
+    def regain(self) -> None:
+        """Take note that it is held."""
+        self._held.set()
 
 
 class LeaseKeeper:
@@ -97,11 +117,17 @@ class LeaseKeeper:
         loop = asyncio.get_running_loop()
         anew = not self._lease.held
         began = loop.time()
-        async with asyncio.timeout(self._seconds / 2):
-            to_cancel = await self._storage.renew_lease(anew=anew)
+        try:
+            async with asyncio.timeout(self._seconds / 2):
+                to_cancel = await self._storage.renew_lease(anew=anew)
+        except TimeoutError:
+            raise UnavailableError(
+                f"the storage took longer than {self._seconds / 2:g}s to renew the lease; give it "
+                "more power, or the server a longer --lease"
+            ) from None
         if not self._lease.held and not anew:
-            raise TimeoutError("the lease ran out while it was renewed")
-        self._lease.held = True
+            raise UnavailableError("the lease ran out while it was renewed")
+        self._lease.regain()
         if self._guard is not None:
             self._guard.cancel()
         self._guard = loop.call_at(began + self._seconds, self._lapse)
@@ -109,8 +135,7 @@ class LeaseKeeper:
             self._on_cancel(task_id)
 
     def _lapse(self) -> None:
-        self._lease.held = False
-        self._lease.lapses += 1
+        self._lease.lapse()
         logger.error(
             "this process could not renew its lease for %gs (frozen, or the database is away): "
             "others may take its tasks, so it stops working on them",

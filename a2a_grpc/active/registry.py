@@ -9,7 +9,6 @@ from collections.abc import Iterator
 
 from a2a_grpc.active.active_task import ActiveTask
 from a2a_grpc.active.agent_turn import INTERRUPTED_TEXT, ActiveParts
-from a2a_grpc.active.lease_keeper import Lease
 
 logger = logging.getLogger(__name__)
 
@@ -63,10 +62,10 @@ class ActiveTaskRegistry:
         """End the grace: `drained` waits no longer."""
         self._nothing_active.set()
 
-    @property
-    def lease(self) -> Lease:
-        """On which its turns depend."""
-        return self._parts.lease
+    def drain(self) -> None:
+        """Let every task end with the turn that runs; what waits behind it is handed back."""
+        for active in self:
+            active.drain()
 
     def lose(self) -> None:
         """Cut off every turn that runs: this process holds no task any longer."""

@@ -11,17 +11,28 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+MAX_ID = 256
+
 
 @dataclass(frozen=True, slots=True)
 class Principal:
     """An authenticated caller; `id` scopes everything that is stored for it.
 
-    `scopes` are permissions, `claims` whatever else the authenticator learned.
+    `scopes` are permissions, `claims` whatever else the authenticator learned. Raises ValueError
+    for an id that is longer than 256 characters, or has control characters in it.
     """
 
     id: str = ""
     scopes: frozenset[str] = frozenset()
     claims: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        # It is a key in storage, where databases have bounds.
+        if len(self.id) > MAX_ID or (self.id and not self.id.isprintable()):
+            raise ValueError(
+                f"the id of a principal has up to {MAX_ID} characters, none of them a control "
+                "character; use a hash of what is longer"
+            )
 
     @property
     def is_authenticated(self) -> bool:

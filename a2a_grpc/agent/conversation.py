@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 from a2a_grpc import pb
 from a2a_grpc.agent.content import HistoryMessage, message_of, message_of_artifact, said_before
 from a2a_grpc.storage.base import AnyStorage
+from a2a_grpc.storage.patience import patiently
 from a2a_grpc.storage.values import (
     Scope,
     TaskQuery,
@@ -35,7 +37,10 @@ class Conversation:
 
     async def load(self) -> Any:
         """What `update` kept last; None if nothing was."""
-        return await self._storage.load_context(self._context_id, scope=self._scope)
+        return await patiently(
+            self._storage,
+            lambda: self._storage.load_context(self._context_id, scope=self._scope),
+        )
 
     async def update(self, context: Any) -> None:
         """Keep any JSON value, in place of the former one; the last of two writers wins.
@@ -53,7 +58,10 @@ class Conversation:
             )
         # Every storage gives back the same: lists for tuples, strings for a dictionary's keys.
         value = json.loads(text)
-        await self._storage.update_context(self._context_id, value, scope=self._scope)
+        await patiently(
+            self._storage,
+            lambda: self._storage.update_context(self._context_id, value, scope=self._scope),
+        )
 
     async def messages(
         self, *, limit: int, task_id: str = "", current: pb.Task | None = None, message_id: str = ""
@@ -81,7 +89,7 @@ class Conversation:
             include_artifacts=True,
         )
         while len(newest_first) < limit:
-            page = await self._storage.list_tasks(query)
+            page = await patiently(self._storage, partial(self._storage.list_tasks, query))
             for task in page.tasks:
                 if task.id != task_id:
                     newest_first.extend(reversed(_of(task)))

@@ -6,7 +6,9 @@ storage; a broker that loses or repeats one does no harm beyond a delay.
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from types import TracebackType
@@ -38,7 +40,8 @@ class TaskIdParams:
 class TaskOperation(ABC):
     """One delivery: `operation` says what is to be done with the task that `params` name.
 
-    Whoever received it calls `ack` or `nak` once, when the turn is over.
+    Whoever received it calls `ack` or `nak` once, when the turn is over. They don't raise: what
+    they can't tell the broker now is delivered again.
     """
 
     operation: Literal["run", "cancel"]
@@ -51,6 +54,42 @@ class TaskOperation(ABC):
     @abstractmethod
     async def nak(self) -> None:
         """Hand it back: deliver it again, here or elsewhere, at once."""
+
+
+class Waiters:
+    """Receivers that wait until there may be something for them."""
+
+    __slots__ = ("_waiting",)
+
+    def __init__(self) -> None:
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    def wake_one(self) -> bool:
+        """Wake one of them; False if nobody waits."""
+        while self._waiting:
+            waiter = self._waiting.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                return True
+        return False
+
+    def wake_all(self) -> None:
+        """Wake all of them."""
+        while self.wake_one():
+            pass
+
+    async def wait(self) -> None:
+        """Wait to be woken; one that goes away meanwhile passes it on."""
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiter)
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if waiter in self._waiting:
+                self._waiting.remove(waiter)
+            else:
+                self.wake_one()
+            raise
 
 
 class Broker(ABC):
@@ -101,6 +140,13 @@ class Broker(ABC):
     @abstractmethod
     async def check(self) -> None:
         """Raises UnavailableError if the broker can't be reached."""
+
+    async def drain(self) -> None:
+        """Deliver nothing more that another process could take, and hand back what waits here.
+
+        Cancellations are still delivered. A broker of one process has nobody else to give it to.
+        """
+        return
 
     @abstractmethod
     def receive_task_operations(self) -> AsyncIterator[TaskOperation]:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import deque
 from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Literal, Self
 
-from a2a_grpc.broker.base import Broker, TaskIdParams, TaskOperation, TaskSendParams
+from a2a_grpc.broker.base import (
+    Broker,
+    TaskIdParams,
+    TaskOperation,
+    TaskSendParams,
+    Waiters,
+)
 from a2a_grpc.errors import ResourceExhaustedError, UnavailableError
 
 logger = logging.getLogger(__name__)
@@ -34,7 +39,7 @@ class InMemoryBroker(Broker):
         self._queue: deque[_Delivery] = deque()
         self._operations: set[str] = set()
         self._cancellations: deque[_Delivery] = deque()
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._waiters = Waiters()
         self._open = False
 
     async def __aenter__(self) -> Self:
@@ -51,8 +56,7 @@ class InMemoryBroker(Broker):
         self._queue.clear()
         self._operations.clear()
         self._cancellations.clear()
-        while self._waiting:
-            self._wake_one()
+        self._waiters.wake_all()
 
     async def run_task(self, params: TaskSendParams) -> None:
         self._check_open()
@@ -65,13 +69,13 @@ class InMemoryBroker(Broker):
             )
         self._operations.add(params.operation_id)
         self._queue.append(_Delivery(self, "run", params))
-        self._wake_one()
+        self._waiters.wake_one()
 
     async def cancel_task(self, params: TaskIdParams) -> None:
         # Neither bounded nor behind the others: it ends what fills the queue.
         self._check_open()
         self._cancellations.append(_Delivery(self, "cancel", params))
-        self._wake_one()
+        self._waiters.wake_one()
 
     async def bury(self, params: TaskSendParams, reason: str) -> None:
         logger.error(
@@ -84,13 +88,6 @@ class InMemoryBroker(Broker):
     def _check_open(self) -> None:
         if not self._open:
             raise UnavailableError("the broker is closed")
-
-    def _wake_one(self) -> None:
-        while self._waiting:
-            waiter = self._waiting.popleft()
-            if not waiter.done():
-                waiter.set_result(None)
-                return
 
     def _next(self) -> _Delivery | None:
         if self._cancellations:
@@ -110,7 +107,7 @@ class InMemoryBroker(Broker):
             queue = self._queue if delivery.operation == "run" else self._cancellations
             queue.appendleft(delivery)
         if self._queue or self._cancellations:
-            self._wake_one()
+            self._waiters.wake_one()
 
     async def receive_task_operations(self) -> AsyncIterator[TaskOperation]:
         while self._open:
@@ -118,16 +115,7 @@ class InMemoryBroker(Broker):
             if delivery is not None:
                 yield delivery
                 continue
-            waiter = asyncio.get_running_loop().create_future()
-            self._waiting.append(waiter)
-            try:
-                await waiter
-            except asyncio.CancelledError:
-                if waiter in self._waiting:
-                    self._waiting.remove(waiter)
-                else:
-                    self._wake_one()  # this receiver was woken and goes away: wake another
-                raise
+            await self._waiters.wait()
 
 
 class _Delivery(TaskOperation):

@@ -22,6 +22,7 @@ from a2a_grpc.broker.base import (
     TaskIdParams,
     TaskOperation,
     TaskSendParams,
+    Waiters,
 )
 from a2a_grpc.broker.jetstream import (
     STORE_FAILED,
@@ -83,11 +84,12 @@ class NatsBroker(Broker):
             self._connection, address.namespace, replicas=address.replicas, ack_wait=ack_wait
         )
         self._is_open = False
+        self._draining = False
         self._held: dict[str, _Delivery] = {}  # by operation, delivered or about to be
         self._queue: deque[_Delivery] = deque()  # about to be
         self._cancellations: deque[_Delivery] = deque(maxlen=self.MAX_WAITING)
         self._receivers = 0
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._waiters = Waiters()
         self._owned: list[asyncio.Task[None]] = []
         self._answers: set[asyncio.Task[None]] = set()
         self._pull = OperationPull(
@@ -116,10 +118,10 @@ class NatsBroker(Broker):
         except BaseException:
             await connection.__aexit__(None, None, None)
             raise
-        self._is_open = True
+        self._is_open, self._draining = True, False
         self._owned = [
-            asyncio.create_task(self._pull.run(), name="nats-pull"),
-            asyncio.create_task(self._say_in_progress(), name="nats-in-progress"),
+            connection.essential(self._pull.run(), name="nats-pull"),
+            connection.essential(self._say_in_progress(), name="nats-in-progress"),
         ]
         return self
 
@@ -130,22 +132,19 @@ class NatsBroker(Broker):
         traceback: TracebackType | None,
     ) -> None:
         self._is_open = False
-        while self._waiting:
-            self._wake_one()
+        self._waiters.wake_all()
         await cancelled(*self._owned)
         await self._streams.close()
         try:
-            await self._pull.stop()
             # What was pulled and is not over is for others.
             held, self._held = list(self._held.values()), {}
             self._queue.clear()
             self._cancellations.clear()
-            for delivery in held:
-                await self._answer(delivery.reply, _NAK)
-            if self._answers:
-                await asyncio.wait(self._answers)
+            await self._stop_pulling(held)
             with contextlib.suppress(UnavailableError, NatsOpenError):
                 await self._connection.confirm(limit=2.0)
+            if self._answers:  # to what was still on its way
+                await asyncio.wait(self._answers)
         finally:
             await self._connection.__aexit__(exc_type, exc, traceback)
 
@@ -251,6 +250,23 @@ class NatsBroker(Broker):
 
     # Receiving.
 
+    async def drain(self) -> None:
+        self._draining = True
+        await self._stop_pulling(self._take_queued())
+
+    async def _stop_pulling(self, held: list[_Delivery]) -> None:
+        """Ask for nothing more, and hand these back, without waiting in between."""
+
+        async def hand_back() -> None:
+            for delivery in held:
+                await self._answer(delivery.reply, _NAK)
+
+        # In this order, or they would come back here.
+        await asyncio.gather(self._pull.stop(), hand_back())
+        self._pull.look()
+        if self._answers:
+            await asyncio.wait(self._answers)
+
     async def receive_task_operations(self) -> AsyncIterator[TaskOperation]:
         self._receivers += 1
         self._pull.look()
@@ -260,16 +276,7 @@ class NatsBroker(Broker):
                 if delivery is not None:
                     yield delivery
                     continue
-                waiter = asyncio.get_running_loop().create_future()
-                self._waiting.append(waiter)
-                try:
-                    await waiter
-                except asyncio.CancelledError:
-                    if waiter in self._waiting:
-                        self._waiting.remove(waiter)
-                    else:
-                        self._wake_one()  # this receiver was woken and goes away: wake another
-                    raise
+                await self._waiters.wait()
         finally:
             self._receivers -= 1
             self._pull.look()
@@ -281,23 +288,16 @@ class NatsBroker(Broker):
             return self._queue.popleft()
         return None
 
-    def _wake_one(self) -> None:
-        while self._waiting:
-            waiter = self._waiting.popleft()
-            if not waiter.done():
-                waiter.set_result(None)
-                return
-
     def _enqueue(self, delivery: _Delivery) -> None:
         assert isinstance(delivery.params, TaskSendParams)
         self._held[delivery.params.operation_id] = delivery
         self._queue.append(delivery)
-        self._wake_one()
+        self._waiters.wake_one()
 
     def _cancel_here(self, params: TaskIdParams) -> None:
         # Where nobody receives, the oldest are forgotten; storage remembers them.
         self._cancellations.append(_Delivery(self, "cancel", params, ""))
-        self._wake_one()
+        self._waiters.wake_one()
 
     async def settle(self, delivery: _Delivery, *, hand_back: bool) -> None:
         """A delivery was acknowledged or handed back."""
@@ -305,17 +305,17 @@ class NatsBroker(Broker):
         if not isinstance(params, TaskSendParams):
             if hand_back and self._is_open:
                 self._cancellations.appendleft(delivery)
-                self._wake_one()
+                self._waiters.wake_one()
             return
         if self._held.get(params.operation_id) is not delivery:
             return
         if hand_back and params.here and self._is_open:
             self._queue.appendleft(delivery)
-            self._wake_one()
+            self._waiters.wake_one()
             return
         del self._held[params.operation_id]
         if self._queue:
-            self._wake_one()
+            self._waiters.wake_one()
         if self._pull.is_idle:
             self._pull.look()  # there is room again
         if not params.here:
@@ -349,11 +349,14 @@ class NatsBroker(Broker):
             logger.error("a message in %s is no operation; dropped", self._streams.operations)
             self._answer_soon(message.reply, b"+TERM")
             return
-        if not (self._receivers and self._is_open):
+        room = self._room()
+        if room is None:
             self._answer_soon(message.reply, _NAK)
             return
         held = self._held.get(params.operation_id)
-        if held is None:
+        if held is None and room <= 0:
+            self._answer_soon(message.reply, _NAK)  # operations for here took its place
+        elif held is None:
             self._enqueue(_Delivery(self, "run", params, message.reply))
         elif held.reply:
             held.reply = message.reply  # it came again: what this process does with it counts once
@@ -374,17 +377,23 @@ class NatsBroker(Broker):
         self._cancel_here(TaskIdParams(task_id))
 
     def _room(self) -> int | None:
-        if not (self._receivers and self._is_open):
+        if self._draining or not (self._receivers and self._is_open):
             return None
         return self._concurrency - len(self._held)
 
     def _hand_back(self) -> None:
-        """Nobody receives: what nobody took is for others."""
-        for delivery in [one for one in self._queue if one.reply]:
-            self._queue.remove(delivery)
+        """Nobody receives any more: what nobody took is for others."""
+        for delivery in self._take_queued():
+            self._answer_soon(delivery.reply, _NAK)
+
+    def _take_queued(self) -> list[_Delivery]:
+        """What came from JetStream and nobody took; it is held no more."""
+        taken = [one for one in self._queue if one.reply]
+        self._queue = deque(one for one in self._queue if not one.reply)
+        for delivery in taken:
             assert isinstance(delivery.params, TaskSendParams)
             del self._held[delivery.params.operation_id]
-            self._answer_soon(delivery.reply, _NAK)
+        return taken
 
 
 class _Delivery(TaskOperation):

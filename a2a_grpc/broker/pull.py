@@ -27,6 +27,9 @@ class OperationPull:
     The next one is made when that is used up or over. When JetStream refuses, falls silent, or says
     that the consumer is gone, its streams are made again first, with growing and jittered waits.
 
+    JetStream serves a request while somebody listens at its inbox, so one that is abandoned (the
+    connection is lost, JetStream silent) is never listened to again: the next one has a new inbox.
+
     Args:
         room: how many operations this process can take now; None if it wants none.
         hand_back: called when it wants none any more, after the last operation has arrived.
@@ -64,7 +67,9 @@ class OperationPull:
 
     def lost(self) -> None:
         """The connection is lost, and the request with it."""
-        self._asked = 0
+        inbox = self._abandon()
+        if inbox:
+            self._connection.forget(f"{inbox}.*")
         self._stir.set()
 
     def arrived(self) -> None:
@@ -109,8 +114,8 @@ class OperationPull:
         silence = asyncio.get_running_loop().time() - self._heard
         if self._asked and silence > 2.5 * self.HEARTBEAT:
             logger.warning("JetStream fell silent; it is asked for operations again")
-            self._asked = 0
             self._failures += 1
+            await self.stop()
         if self._failures and not self._asked:
             wait = min(self.LONGEST_WAIT, 0.02 * 2 ** min(self._failures, 10))
             await asyncio.sleep(wait * random.uniform(0.5, 1.0))
@@ -124,11 +129,15 @@ class OperationPull:
                 await self._stir.wait()
 
     async def _ask(self, batch: int) -> None:
-        if not self._inbox:
-            self._inbox = self._connection.new_inbox()
-            await self._connection.subscribe(f"{self._inbox}.*", self._take_status)
+        inbox = self._inbox
+        if not inbox:
+            inbox = self._inbox = self._connection.new_inbox()
+            await self._connection.subscribe(f"{inbox}.*", self._take_status)
+            if self._inbox != inbox:  # it was abandoned meanwhile
+                self._stir.set()
+                return
         self._requests += 1
-        self._current = f"{self._inbox}.{self._requests}"
+        self._current = f"{inbox}.{self._requests}"
         self._asked, self._heard = batch, asyncio.get_running_loop().time()
         body = {
             "batch": batch,
@@ -146,10 +155,15 @@ class OperationPull:
             raise
 
     async def stop(self) -> None:
-        """Take the request back; returns when what was on its way has arrived."""
-        inbox, self._inbox, self._asked = self._inbox, "", 0
+        """Take the request back, at once; returns when what was on its way has arrived."""
+        inbox = self._abandon()
         if inbox:
             await self._connection.unsubscribe(f"{inbox}.*", takes_rest=True)
+
+    def _abandon(self) -> str:
+        """Whatever is under way does not count any more; returns its inbox."""
+        inbox, self._inbox, self._current, self._asked = self._inbox, "", "", 0
+        return inbox
 
     def _take_status(self, message: NatsMessage) -> None:
         if message.subject != self._current:

@@ -71,15 +71,16 @@ class NatsBus(EventBus):
             raise BusOpenError(str(error)) from error
         except UnavailableError as error:
             raise BusOpenError(f"NATS at {connection.shown} does not answer") from error
-        self._subscriber = asyncio.create_task(self._subscribe(), name="nats-subscriber")
+        self._subscriber = connection.essential(self._subscribe(), name="nats-subscriber")
         return self
 
     async def _try_out(self) -> None:
         """Whether we are allowed to do what we will do."""
+        denials = self._connection.denials
         subject = f"{self._prefix}{self._connection.new_inbox().rpartition('.')[2]}"
         await self._connection.subscribe(subject, lambda message: None)
         await self._connection.publish(subject)
-        await self._connection.confirm()
+        await self._connection.confirm(denials=denials)
         await self._connection.unsubscribe(subject)
 
     async def __aexit__(

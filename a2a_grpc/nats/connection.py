@@ -11,7 +11,7 @@ import contextlib
 import logging
 import random
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -67,22 +67,26 @@ class NatsConnection:
         self._handlers: dict[str, Handler] = {}
         self._subscriptions: dict[str, Subscription | None] = {}
         self._denied: list[str] = []
+        self._denials = 0
         self._problem = ""
+        self._ended = ""  # the essential task that is no more
         self.on_lost: Callable[[], None] = lambda: None
         """Called when the connection is lost."""
         self.on_back: Callable[[], None] = lambda: None
         """Called when it is back, and every subscription with it."""
 
     async def __aenter__(self) -> Self:
+        self._ended = ""
         await asyncio.to_thread(self._dialer.read_files)
+        denials = self._denials
         self._client = await self._dialer.connect(self._take_in, self._take_error)
         try:
             await self.subscribe(f"{self._inbox}.*", self._take_reply)
-            await self.confirm()
+            await self.confirm(denials=denials)
         except BaseException:
             await self._leave()
             raise
-        self._keeper = asyncio.create_task(self._keep(), name=f"nats:{self._name}")
+        self._keeper = self.essential(self._keep(), name=f"nats:{self._name}")
         return self
 
     async def __aexit__(
@@ -95,9 +99,11 @@ class NatsConnection:
             await cancelled(self._keeper)
         self._fail_replies()
         await self._leave()
+        self._ended = ""  # in order
 
     async def _leave(self) -> None:
         client, self._client = self._client, None
+        self._subscriptions.clear()
         if client is not None:
             await _closed(client)
 
@@ -125,9 +131,34 @@ class NatsConnection:
         return self._dialer.shown
 
     def check(self) -> None:
-        """Raises UnavailableError unless there is a connection."""
+        """Raises UnavailableError unless there is a connection, and all that it needs runs."""
+        if self._ended:
+            raise UnavailableError(
+                f"the task {self._ended} has ended and nothing replaces it; restart the process, "
+                "whose log says why"
+            )
         if not self.is_connected:
             raise self._unavailable()
+
+    def essential(self, work: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None]:
+        """A task that runs until its owner cancels it; `check` fails once it has ended."""
+        task = asyncio.create_task(work, name=name)
+        task.add_done_callback(self._note_end)
+        return task
+
+    def _note_end(self, task: asyncio.Task[None]) -> None:
+        self._ended = task.get_name()
+        if not task.cancelled():
+            logger.critical(
+                "the task %s has ended, which it must not; restart the process",
+                self._ended,
+                exc_info=task.exception(),
+            )
+
+    @property
+    def denials(self) -> int:
+        """How often the server refused something, for `confirm`."""
+        return self._denials
 
     def _unavailable(self) -> UnavailableError:
         if self._problem:
@@ -185,8 +216,8 @@ class NatsConnection:
         Without a connection, from when it is back.
         """
         self._handlers[subject] = handler
-        self._subscriptions[subject] = None
-        await self._send_subscription(subject)
+        if self._subscriptions.setdefault(subject, None) is None:
+            await self._send_subscription(subject)
 
     async def _send_subscription(self, subject: str) -> None:
         client = self._client
@@ -195,36 +226,51 @@ class NatsConnection:
         with contextlib.suppress(OSError, NatsError):
             # A future, which stays unused, keeps nats-py from making an iterator of it.
             subscription = await client.subscribe(subject, future=_NOBODY)
-            if subject in self._subscriptions:
+            # Meanwhile it may have been given up, or made by another, or the connection be lost.
+            if self._client is client and self._subscriptions.get(subject, _NOBODY) is None:
                 self._subscriptions[subject] = subscription
+            else:
+                await subscription.unsubscribe()
 
     async def unsubscribe(self, subject: str, *, takes_rest: bool = False) -> None:
-        """Receive no more; with `takes_rest`, after what is on its way has come."""
+        """Receive no more; with `takes_rest`, after what is on its way has come.
+
+        For that it waits two seconds at the most.
+        """
         subscription = self._subscriptions.pop(subject, None)
         client = self._client
         if subscription is not None and client is not None and not client.lost.is_set():
             with contextlib.suppress(OSError, NatsError, UnavailableError):
                 if takes_rest:
                     await client.stop_delivery(subscription)
-                    await self.confirm()
+                    with contextlib.suppress(NatsOpenError):  # of something else
+                        await self.confirm(limit=2.0)
+                # Not if that was not confirmed: the rest may come yet.
                 await subscription.unsubscribe()
         if subject not in self._subscriptions:
             self._handlers.pop(subject, None)
+
+    def forget(self, subject: str) -> None:
+        """Do not receive this again when the connection, which is lost, is back."""
+        self._subscriptions.pop(subject, None)
+        self._handlers.pop(subject, None)
 
     @staticmethod
     def new_inbox() -> str:
         """A subject of one's own, to be answered at."""
         return f"_INBOX.{uuid.uuid4().hex}"
 
-    async def confirm(self, *, limit: float = 5.0) -> None:
+    async def confirm(self, *, limit: float = 5.0, denials: int | None = None) -> None:
         """Wait until the server has taken what was sent so far.
 
         A request that nobody answers, and not a PING: nats-py sends that before all that waits.
 
-        Raises UnavailableError, and NatsOpenError if the server refused anything.
+        Raises UnavailableError, and NatsOpenError if the server refused anything meanwhile, or
+        since `denials` was read.
         """
+        before = self._denials if denials is None else denials
         await self.request(f"{self._inbox}-nobody", limit=limit)
-        if self._denied:
+        if self._denials > before and self._denied:
             raise NatsOpenError(self._permission_missing(self._denied[-1]))
 
     def _permission_missing(self, what: str) -> str:
@@ -256,9 +302,12 @@ class NatsConnection:
             logger.debug("NATS at %s: %s", self.shown, text)
             return
         text = text.removeprefix("nats: ")
-        if text not in self._denied:
+        self._denials += 1
+        if text in self._denied:
+            self._denied.remove(text)
+        else:
             logger.error("NATS at %s: %s", self.shown, text)
-            self._denied = [*self._denied[-9:], text]
+        self._denied = [*self._denied[-9:], text]  # the newest comes last
         for subject, answer in list(self._replies.values()):
             # nats-py tells in lower case what the server said.
             if f'"{subject.lower()}"' in text.lower() and not answer.done():

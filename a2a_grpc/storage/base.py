@@ -140,7 +140,8 @@ class Storage(ABC, Generic[ContextT]):
     async def renew_lease(self, *, anew: bool = False) -> list[str]:
         """Say that this process lives; returns the tasks it holds that are to be canceled.
 
-        With `anew`, it gives up every task that it held before.
+        With `anew`, it gives up every task that it held before. Raises UnavailableError if the
+        lease has run out, and nothing but `anew` helps.
         """
 
     @abstractmethod
@@ -263,7 +264,7 @@ class Storage(ABC, Generic[ContextT]):
         self, *, tasks_before: float, operations_before: float, logs_before: float = 0.0
     ) -> int:
         """Forget finished tasks whose status is older than `tasks_before`, with all that belongs to
-        them, and finished operations older than `operations_before` (seconds since the epoch).
+        them, and operations that were done before `operations_before` (seconds since the epoch).
 
         Of finished tasks whose status is older than `logs_before` the snapshot alone is kept, where
         the backend stores snapshots: their log no longer reaches back.

@@ -74,7 +74,7 @@ class InMemoryStorage(Storage[ContextT]):
         self._lists: dict[Scope, TaskList] = {}
         self._operations: dict[str, Operation] = {}
         self._sizes: dict[str, int] = {}  # of operations
-        self._done: OrderedDict[str, None] = OrderedDict()
+        self._done: OrderedDict[str, float] = OrderedDict()  # and when
         # Of each task, oldest first; when each was submitted, as far as this process did it.
         self._unfinished: dict[str, dict[str, float]] = {}
         self._opened = 0
@@ -264,7 +264,7 @@ class InMemoryStorage(Storage[ContextT]):
         operation.request = pb.SendMessageRequest()
         self._bytes += len(outcome.payload) - self._sizes[operation.id]
         self._sizes[operation.id] = len(outcome.payload)
-        self._done[operation.id] = None
+        self._done[operation.id] = time.time()
         unfinished = self._unfinished[operation.task_id]
         del unfinished[operation.id]
         if not unfinished:
@@ -464,8 +464,8 @@ class InMemoryStorage(Storage[ContextT]):
             if self._records[task_id].status_at < limit and task_id not in needed:
                 self._forget_task(task_id)
                 forgotten += 1
-        for operation_id in list(self._done):
-            if self._operations[operation_id].created_at < operations_before:
+        for operation_id, done_at in list(self._done.items()):
+            if done_at < operations_before:
                 self._forget_operation(operation_id)
         for record in [record for record in self._records.values() if not record.log]:
             if record.task_id not in working:

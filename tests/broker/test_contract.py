@@ -245,6 +245,29 @@ async def test_cancellation_is_delivered_at_once(make: Callable[..., Broker]) ->
         await delivery.ack()
 
 
+async def test_draining_broker_still_delivers_cancellations_and_what_is_for_here(
+    broker: Broker,
+) -> None:
+    await broker.run_task(run(1))
+    source = broker.receive_task_operations()
+    (held,) = await take(source, 1)
+    waiting = asyncio.create_task(take(source, 1))
+    await asyncio.sleep(0)
+    for _ in range(2):
+        await within(broker.drain(), 1)
+    assert not waiting.done()
+    await broker.cancel_task(TaskIdParams("t"))
+    (cancellation,) = await waiting
+    assert cancellation.params == TaskIdParams("t")
+    await cancellation.ack()
+    await broker.run_task(TaskSendParams("t", "o2", here=True))
+    (here,) = await take(source, 1)
+    assert operation_id(here) == "o2"
+    await here.ack()
+    await held.ack()
+    await nothing_comes(source)
+
+
 async def test_submitting_never_waits_for_a_worker(broker: Broker) -> None:
     for number in range(1000):
         await within(broker.run_task(run(number)), 1)

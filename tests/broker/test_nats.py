@@ -12,7 +12,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, suppress
 from typing import Any
 
@@ -21,6 +21,7 @@ import pytest
 from a2a_grpc.broker import jetstream
 from a2a_grpc.broker.base import BrokerOpenError, TaskIdParams, TaskOperation, TaskSendParams
 from a2a_grpc.broker.nats import NatsBroker
+from a2a_grpc.broker.pull import OperationPull
 from a2a_grpc.errors import ResourceExhaustedError, UnavailableError
 from a2a_grpc.nats.address import NatsAddress
 from a2a_grpc.nats.connection import NatsConnection
@@ -175,6 +176,46 @@ async def test_leaving_hands_everything_back(nats_url: str) -> None:
             await until(lambda: len(receiver.got) == 100, 3.0)
             assert sorted(receiver.ids) == sorted(f"o{number}" for number in range(100))
     assert await left_in(nats_url) == 0
+
+
+async def test_draining_hands_back_what_waits_at_once(nats_url: str) -> None:
+    async with NatsBroker(nats_url) as one, NatsBroker(nats_url) as two:
+        source = one.receive_task_operations()
+        for number in range(20):
+            await one.run_task(run(number))
+        (held,) = await take(source, 1)
+        await until(lambda: len(one._queue) == 19)
+        await one.drain()
+        assert len(one._held) == 1
+        waiting = asyncio.create_task(take(source, 1))
+        async with Receiver(two) as elsewhere:
+            # Long before anybody would miss it (ack_wait is 15 seconds).
+            await until(lambda: len(elsewhere.got) == 19, 2.0)
+            for number in range(20, 40):  # submitted here, too
+                await one.run_task(run(number))
+            await until(lambda: len(elsewhere.got) == 39, 2.0)
+            assert len(one._held) == 1
+            assert not waiting.done()
+            await two.cancel_task(TaskIdParams("t"))
+            (cancellation,) = await waiting
+            assert cancellation.operation == "cancel"
+            await held.nak()
+            await until(lambda: operation_id(held) in elsewhere.ids, 2.0)
+    assert await left_in(nats_url) == 0
+
+
+async def test_draining_broker_gives_nothing_to_who_asks_right_after(nats_url: str) -> None:
+    async with NatsBroker(nats_url) as broker:
+        source: Any = broker.receive_task_operations()
+        for number in range(3):
+            await broker.run_task(run(number))
+        await take(source, 1)
+        await until(lambda: len(broker._queue) == 2)
+        draining = asyncio.create_task(broker.drain())
+        await asyncio.sleep(0)
+        with pytest.raises(TimeoutError):
+            await within(anext(source), 0.2)
+        await draining
 
 
 async def test_who_does_not_receive_is_given_nothing(nats_url: str) -> None:
@@ -526,6 +567,97 @@ async def test_frozen_server_is_found_out(
         await until(lambda: {"o1", "o2"} <= set(receiver.ids))
 
 
+class Counted(NatsBroker):
+    """Knows the most that it held at a time."""
+
+    most = 0
+
+    def _enqueue(self, delivery: Any) -> None:
+        super()._enqueue(delivery)
+        self.most = max(self.most, len(self._held))
+
+
+async def held_by_jetstream(url: str) -> int:
+    """How many operations are with a replica, as far as JetStream knows."""
+    info = await call(url, f"CONSUMER.INFO.{streams_of(url)[0]}.workers")
+    count: int = info["num_ack_pending"]
+    return count
+
+
+async def fills_without_more(broker: Counted, url: str) -> None:
+    """However many operations there are, it is given one."""
+    async with NatsBroker(url) as frontend:
+        for number in range(8):
+            await frontend.run_task(run(number))
+    await until(lambda: bool(broker._held))
+    await asyncio.sleep(0.3)
+    assert broker.most == 1
+    assert await held_by_jetstream(url) == 1
+
+
+async def test_reconnecting_replica_holds_no_more_than_it_has_room_for(
+    own_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its earlier requests are with JetStream still, which serves those that somebody hears."""
+    monkeypatch.setattr(NatsConnection, "FIRST_WAIT", 0.01)
+    url = own_server.url()
+    async with Counted(url, concurrency=1) as broker, Receiver(broker, acks=False):
+        for requests in range(1, 5):
+            await until(lambda r=requests: broker._pull._requests == r and not broker._pull.is_idle)
+            await broker._connection.confirm()
+            if requests < 4:
+                client = broker._connection._client
+                assert client is not None
+                client.abort()
+                await until(lambda c=client: broker._connection._client is not c)
+        await fills_without_more(broker, url)
+        assert len([s for s in broker._connection._subscriptions if "INBOX" in s]) == 2
+
+
+async def test_replica_whose_server_was_frozen_holds_no_more_than_it_has_room_for(
+    own_server: NatsServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(OperationPull, "HEARTBEAT", 0.2)
+    url = own_server.url()
+    async with Counted(url, concurrency=1) as broker, Receiver(broker, acks=False):
+        await until(lambda: not broker._pull.is_idle)
+        await broker._connection.confirm()
+        client = broker._connection._client
+        for number in range(1, 3):
+            with own_server.frozen():
+                await until(lambda n=number: caplog.text.count("fell silent") == n)
+                await asyncio.sleep(1.0)
+            await until(lambda: not broker._pull.is_idle)
+        assert broker._connection._client is client, "it was not found out by its silence alone"
+        await fills_without_more(broker, url)
+        assert client is not None
+        assert len(client._subs) == 3  # replies, cancellations and the request
+
+
+async def test_what_a_silent_server_still_sends_is_counted(
+    own_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Operations that the abandoned request brings take the room of the next one."""
+    monkeypatch.setattr(OperationPull, "HEARTBEAT", 0.2)
+    url = own_server.url()
+    async with (
+        NatsBroker(url) as frontend,
+        Counted(url, concurrency=2) as broker,
+        Receiver(broker, acks=False),
+    ):
+        await until(lambda: not broker._pull.is_idle)
+        await broker._connection.confirm()
+        with own_server.frozen():
+            submitting = [asyncio.create_task(frontend.run_task(run(n))) for n in range(8)]
+            await until(lambda: broker._pull.is_idle)
+            await asyncio.sleep(2.2)  # it is no longer waited for what is on its way
+        await asyncio.gather(*submitting)
+        await until(lambda: len(broker._held) == 2, 5.0)
+        await asyncio.sleep(0.3)
+        assert broker.most == 2
+        assert await held_by_jetstream(url) == 2
+
+
 async def test_leaving_while_the_server_is_away_takes_no_time(own_server: NatsServer) -> None:
     async with NatsBroker(own_server.url()) as broker:
         await broker.run_task(run(1))
@@ -575,6 +707,54 @@ async def test_server_of_the_cluster_that_the_url_does_not_name_is_found() -> No
 
 def _moved(broker: NatsBroker, server: NatsServer) -> bool:
     return str(server.port) not in broker._connection.shown
+
+
+# What goes wrong for good.
+
+
+@pytest.fixture
+async def may_not_bury() -> AsyncIterator[str]:
+    """The URL of a server whose user may do anything else."""
+    permissions = {"publish": {"deny": ["ns.dead.*"]}}
+    users = [{"user": "u", "password": "p", "permissions": permissions}]
+    with running({"authorization": {"users": users}}, login="u:p") as server:
+        yield server.url("ns")
+
+
+async def test_denied_burial_keeps_nobody_from_handing_back(
+    may_not_bury: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with NatsBroker(may_not_bury) as two:
+        async with NatsBroker(may_not_bury) as one:
+            source = one.receive_task_operations()
+            await one.run_task(run(1))
+            await take(source, 1)
+            await one.bury(run(7), "it was tried 3 times")
+            assert "is not in the stream" in caplog.text
+            await one._connection.confirm()  # it was another message that was refused
+        async with Receiver(two) as receiver:
+            await until(lambda: receiver.ids == ["o1"], 2.0)
+
+
+@pytest.mark.parametrize("name", ["run", "_say_in_progress"])
+async def test_task_that_ends_is_told_and_fails_the_check(
+    nats_url: str, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def failing(self: Any) -> None:
+        await begins.wait()
+        raise RuntimeError("unheard of")
+
+    begins = asyncio.Event()
+    monkeypatch.setattr(OperationPull if name == "run" else NatsBroker, name, failing)
+    async with NatsBroker(nats_url) as broker:
+        await broker.check()
+        begins.set()
+        await until(lambda: "RuntimeError: unheard of" in caplog.text)
+        with pytest.raises(UnavailableError, match="nats-"):
+            await broker.check()
+    monkeypatch.undo()
+    async with broker:  # opened anew, it is well
+        await broker.check()
 
 
 # What keeps it from opening.

@@ -241,6 +241,22 @@ async def test_closing_lets_those_go_who_wait(nats_url: str) -> None:
         await bus.check()
 
 
+async def test_subscriber_that_ends_is_told_and_fails_the_check(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with NatsBus(nats_url) as bus:
+        await bus.check()
+
+        async def failing(*args: Any) -> None:
+            raise RuntimeError("unheard of")
+
+        monkeypatch.setattr(bus._connection, "subscribe", failing)
+        with bus.channel("t"):
+            await until(lambda: "RuntimeError: unheard of" in caplog.text)
+            with pytest.raises(UnavailableError, match="nats-subscriber"):
+                await bus.check()
+
+
 async def test_server_that_is_not_there_is_told() -> None:
     with pytest.raises(BusOpenError) as error:
         async with NatsBus("nats://someone:secret-word@127.0.0.1:1"):

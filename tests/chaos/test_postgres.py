@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from functools import partial
 
 import grpc
 import pytest
 
 from tests.chaos.clients import in_turn
-from tests.chaos.cluster import Cluster, until
+from tests.chaos.cluster import Cluster, Replica, until
 from tests.chaos.conftest import MakeCluster
 from tests.chaos.health import A2A, BROKER, BUS, NOT_SERVING, SERVING, STORAGE, WHOLE, health_is
-from tests.chaos.scene import a_scene
+from tests.chaos.scene import Scene, a_scene
 from tests.chaos.senders import sending
 from tests.chaos.services import Services
 from tests.support import COMPLETED, refused
@@ -88,8 +89,18 @@ async def test_every_call_says_when_to_come_back_while_postgresql_is_away(
                 assert status.retry_after is not None, status
         await asyncio.to_thread(services.start_postgres)
         await scene.heal()
+        # A replica asks twice a second whether the database is back.
         for replica in cluster.replicas:
-            assert (await scene.clients.get(replica, task.id)).status.state == COMPLETED
+            await until(partial(_has_completed, scene, replica, task.id), "the task is COMPLETED")
+
+
+async def _has_completed(scene: Scene, replica: Replica, task_id: str) -> bool:
+    try:
+        return (await scene.clients.get(replica, task_id)).status.state == COMPLETED
+    except grpc.aio.AioRpcError as error:
+        if error.code() is not grpc.StatusCode.UNAVAILABLE:
+            raise
+        return False
 
 
 async def test_health_tells_that_postgresql_is_away_and_that_it_is_back(

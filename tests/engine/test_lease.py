@@ -10,10 +10,13 @@ import asyncio
 import time
 from typing import Any
 
+import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from a2a_grpc.active.lease_keeper import Lease, LeaseKeeper
 from a2a_grpc.broker.memory import InMemoryBroker
+from a2a_grpc.bus.base import Committed
+from a2a_grpc.bus.memory import InMemoryBus
 from a2a_grpc.errors import UnavailableError
 from a2a_grpc.health import BROKER, STORAGE, Readiness
 from a2a_grpc.recovery import Resubmitter
@@ -268,3 +271,96 @@ async def test_health_tells_of_each_dependency(monkeypatch: Any) -> None:
         storage.away = False
         assert (await within(anext(whole))).status == serving_now
         assert await status(STORAGE) == serving_now
+
+
+# Between the two.
+
+
+async def test_agent_is_not_started_when_the_lease_is_lost_as_its_turn_begins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    publishing, go, lapsed = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    lapse = Lease.lapse
+
+    def noted(lease: Lease) -> None:
+        lapse(lease)
+        asyncio.get_running_loop().call_soon(lapsed.set)  # when the turns know
+
+    monkeypatch.setattr(Lease, "lapse", noted)
+    started: list[int] = []
+
+    class SlowBus(InMemoryBus):
+        async def publish(self, committed: Committed) -> None:
+            if committed.starts and not publishing.is_set():
+                publishing.set()
+                await go.wait()
+            await super().publish(committed)
+
+    async def execute(context: Any, queue: Any) -> None:
+        started.append(context.attempt)
+        await queue.enqueue_event(
+            a_task() if context.current_task is None else status_update(INPUT_REQUIRED)
+        )
+        if context.current_task is None:
+            await queue.enqueue_event(status_update(INPUT_REQUIRED))
+
+    storage = Leased()
+    agent = Agent(execute, on_interruption="restart")
+    async with serving(agent, bus=SlowBus(), **shared(storage)) as s:
+        task = await s.send()
+        answer = asyncio.ensure_future(s.call("SendMessage", request(task_id=task.id)))
+        await within(publishing.wait())
+        await storage.renews()
+        storage.away = True
+        await within(lapsed.wait())
+        go.set()
+        storage.away = False
+        await within(answer)
+    assert started == [1, 2]
+
+
+async def test_clean_up_of_an_agent_that_lost_its_lease_is_not_interrupted() -> None:
+    storage = Leased()
+    begun, cleaned = asyncio.Event(), asyncio.Event()
+
+    async def execute(_: Any, queue: Any) -> None:
+        await queue.enqueue_event(a_task())
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.05)
+            cleaned.set()
+
+    async with serving(Agent(execute), **shared(storage)) as s:
+        await s.send(immediately=True)
+        await within(begun.wait())
+        storage.away = True
+        await within(cleaned.wait())
+        storage.away = False
+
+
+async def test_agent_that_reads_goes_on_when_the_storage_was_away_for_a_moment() -> None:
+    """Without asking for it: whole Tasks are compared with what is stored."""
+
+    class Away(Leased):
+        failures = 3
+
+        async def load_snapshot(self, *how: Any, **more: Any) -> Any:
+            if self.failures and begun.is_set():
+                self.failures -= 1
+                raise UnavailableError("the storage is away", retry_after=1.0)
+            return await super().load_snapshot(*how, **more)
+
+    begun = asyncio.Event()
+
+    async def execute(_: Any, queue: Any) -> None:
+        await queue.enqueue_event(a_task())
+        begun.set()
+        await queue.enqueue_event(a_task(COMPLETED))
+
+    storage = Away()
+    async with serving(Agent(execute), **shared(storage)) as s:
+        events = await collect(s.stream())
+        assert outline(events)[-1] == "task COMPLETED"
+    assert storage.failures == 0

@@ -252,6 +252,65 @@ async def test_end_of_a_turn_is_the_last_that_is_written_of_it(
     assert "lost" not in caplog.text
 
 
+async def test_turn_is_not_lost_when_the_look_whether_a_commit_took_place_fails() -> None:
+    class Worse(Forgetful):
+        failures = 2
+
+        async def load_head(self, *of: Any, **how: Any) -> Any:
+            if self.lost.is_set() and self.failures:
+                self.failures -= 1
+                raise UnavailableError("the storage is away")
+            return await super().load_head(*of, **how)
+
+    storage = Worse(loses=lambda commit: len(commit.entries) == 1)
+
+    async def execute(_: Any, queue: Any) -> None:
+        await queue.enqueue_event(a_task())
+        await queue.flush()
+        await queue.enqueue_event(chunk("one"))
+        await queue.enqueue_event(status_update(COMPLETED))
+
+    async with serving(Agent(execute), storage=storage) as s:
+        events = await collect(s.stream())
+        assert outline(events)[-1] == "status COMPLETED"
+    assert storage.lost.is_set()
+    assert not storage.failures
+
+
+async def test_sender_of_a_message_that_came_too_late_is_told_though_the_storage_is_away() -> None:
+    class Away(InMemoryStorage):  # type: ignore[type-arg]
+        refused = False
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.admitted = asyncio.Event()
+
+        async def admit(self, operation: Operation, **how: Any) -> Operation:
+            if not operation.creates_task:
+                self.admitted.set()
+            return await super().admit(operation, **how)
+
+        async def start_turn(self, task_id: str) -> Any:
+            found = await super().start_turn(task_id)
+            self.refused = isinstance(found, Operation)
+            return found
+
+        async def load_head(self, *of: Any, **how: Any) -> Any:
+            if self.refused:
+                self.refused = False
+                raise UnavailableError("the storage is away")
+            return await super().load_head(*of, **how)
+
+    agent = Gated()
+    storage = Away()
+    async with serving(agent, storage=storage) as s:
+        task = await s.send(immediately=True)
+        late = asyncio.ensure_future(refused(s.call("SendMessage", request(task_id=task.id))))
+        await within(storage.admitted.wait())
+        agent.go.set()
+        assert_error(await within(late), "UNSUPPORTED_OPERATION")
+
+
 # Canceling.
 
 

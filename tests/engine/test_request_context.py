@@ -250,3 +250,11 @@ async def test_attached_task_may_not_replace_a_running_one() -> None:
         assert_error(await refused(call), "INVALID_AGENT_RESPONSE")
         running.go.set()
         assert len(await collect(stream)) == 1
+
+
+@pytest.mark.parametrize("unusable", ["x" * 257, "a\x00b", "a\nb", "\ud800"])
+def test_principal_has_an_id_that_every_storage_can_keep(unusable: str) -> None:
+    with pytest.raises(ValueError, match="up to 256 characters"):
+        Principal(unusable)
+    assert Principal("x" * 256).is_authenticated
+    assert Principal("ä b@c.d|e").id == "ä b@c.d|e"

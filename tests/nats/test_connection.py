@@ -24,6 +24,7 @@ from a2a_grpc.broker.nats import NatsBroker
 from a2a_grpc.bus.nats import NatsBus
 from a2a_grpc.errors import UnavailableError
 from a2a_grpc.nats.address import NatsAddress
+from a2a_grpc.nats.client import NatsClient
 from a2a_grpc.nats.connection import NatsConnection
 from a2a_grpc.nats.dialer import MAX_PENDING, NatsDialer, NatsOpenError
 from tests.client.test_tls import Authority
@@ -327,6 +328,95 @@ async def test_server_that_sends_everybody_away_is_come_back_to(
                 await two.publish("here.1", b"hello")
                 await two.confirm()
             await until(lambda: got == [b"hello"])
+
+
+@pytest.fixture
+async def slow(
+    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[tuple[NatsConnection, asyncio.Event]]:
+    """A connection, and what has to be set for its subscriptions to go on once they are sent."""
+    goes_on = asyncio.Event()
+    subscribe = NatsClient.subscribe
+
+    async def slow(self: NatsClient, subject: str, **options: Any) -> Any:
+        subscription = await subscribe(self, subject, **options)
+        await goes_on.wait()
+        return subscription
+
+    async with NatsConnection(NatsAddress.parse(nats_server.url()), name="slow") as connection:
+        monkeypatch.setattr(NatsClient, "subscribe", slow)
+        yield connection, goes_on
+
+
+Slow = tuple[NatsConnection, asyncio.Event]
+
+
+async def test_subscription_that_two_make_at_once_is_one(
+    slow: Slow, nats_server: NatsServer
+) -> None:
+    connection, goes_on = slow
+    got: list[bytes] = []
+    one = asyncio.create_task(connection.subscribe("twice", lambda m: got.append(m.data)))
+    await asyncio.sleep(0)
+    again = asyncio.create_task(connection._subscribe_again())
+    await asyncio.sleep(0)
+    goes_on.set()
+    await asyncio.gather(one, again)
+    async with NatsConnection(NatsAddress.parse(nats_server.url()), name="other") as other:
+        await other.publish("twice", b"hello")
+        await other.confirm()
+        await connection.confirm()
+        assert got == [b"hello"]
+        await connection.unsubscribe("twice")
+        await connection.confirm()
+        assert await other.request("twice") is None, "nobody listens"
+
+
+async def test_subscription_that_was_given_up_meanwhile_does_not_stay(
+    slow: Slow, nats_server: NatsServer
+) -> None:
+    connection, goes_on = slow
+    subscribing = asyncio.create_task(connection.subscribe("gone", lambda message: None))
+    await asyncio.sleep(0)
+    await connection.unsubscribe("gone")
+    goes_on.set()
+    await subscribing
+    await connection.confirm()
+    async with NatsConnection(NatsAddress.parse(nats_server.url()), name="other") as other:
+        assert await other.request("gone", limit=1.0) is None, "nobody listens"
+    assert connection._client is not None
+    assert len(connection._client._subs) == 1
+
+
+async def test_keeper_that_ends_is_told_and_fails_the_check(
+    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def failing() -> None:
+        raise RuntimeError("unheard of")
+
+    address = NatsAddress.parse(nats_server.url())
+    async with NatsConnection(address, name="kept") as connection:
+        connection.check()
+        monkeypatch.setattr(connection, "_connect_again", failing)
+        assert connection._client is not None
+        connection._client.abort()
+        await until(lambda: "RuntimeError: unheard of" in caplog.text)
+        with pytest.raises(UnavailableError, match="nats:kept"):
+            connection.check()
+
+
+async def test_confirming_tells_of_what_was_refused_since(caplog: pytest.LogCaptureFixture) -> None:
+    permissions = {"publish": {"deny": ["no.*"]}}
+    users = [{"user": "u", "password": SECRET, "permissions": permissions}]
+    with running({"authorization": {"users": users}}, login=f"u:{SECRET}") as server:
+        async with NatsConnection(NatsAddress.parse(server.url()), name="one") as connection:
+            for _ in range(2):
+                denials = connection.denials
+                await connection.publish("no.1")
+                with pytest.raises(NatsOpenError, match=r"no\.1"):
+                    await connection.confirm(denials=denials)
+                await connection.confirm()
+            assert caplog.text.lower().count("permissions violation") == 1
 
 
 async def test_what_waits_for_a_server_that_takes_nothing_has_a_bound(

@@ -22,6 +22,7 @@ from a2a_grpc.storage.sql.failures import failure_of
 from a2a_grpc.storage.sql.postgres import PostgresDatabase
 from a2a_grpc.storage.sql.schema import metadata
 from a2a_grpc.storage.sql.storage import SqlStorage
+from a2a_grpc.storage.sql.writes import StartedTurn, StartTurn
 from a2a_grpc.storage.values import StorageOpenError, TaskQuery, Turn
 from tests.servers.postgres import GUARDED, PASSWORD, PostgresServer, own_postgres, shared_postgres
 from tests.storage.conftest import LEASE
@@ -391,7 +392,12 @@ async def test_a_session_frozen_in_a_transaction_holds_a_task_for_a_third_of_the
 async def test_sessions_have_their_bounds(database: PostgresDatabase) -> None:
     def look(connection: Connection) -> dict[str, str]:
         names = ("idle_in_transaction_session_timeout", "lock_timeout", "statement_timeout")
-        more = ("application_name", "transaction_isolation", "transaction_read_only")
+        more = (
+            "tcp_user_timeout",
+            "application_name",
+            "transaction_isolation",
+            "transaction_read_only",
+        )
         return {
             name: str(connection.execute(text(f"SHOW {name}")).scalar_one())
             for name in names + more
@@ -402,6 +408,7 @@ async def test_sessions_have_their_bounds(database: PostgresDatabase) -> None:
         "idle_in_transaction_session_timeout": "200s",
         "lock_timeout": "1s",
         "statement_timeout": "30s",
+        "tcp_user_timeout": "200000",
         "application_name": "a2a-grpc",
         "transaction_isolation": "read committed",
         "transaction_read_only": "off",
@@ -489,7 +496,7 @@ async def test_the_number_of_statements_does_not_grow_with_the_group(
         executed.clear()
         operations = [an_operation() for _ in range(writers)]
         await asyncio.gather(*(storage.admit(operation) for operation in operations))
-        turns = await asyncio.gather(*(storage.start_turn(o.task_id) for o in operations))
+        turns = await asyncio.gather(*(storage._write(StartTurn(o.task_id, o)) for o in operations))
         await asyncio.gather(
             *(
                 storage.commit(
@@ -498,7 +505,7 @@ async def test_the_number_of_statements_does_not_grow_with_the_group(
                     )
                 )
                 for turn in turns
-                if isinstance(turn, Turn)
+                if isinstance(turn, StartedTurn)
             )
         )
         counts[writers] = len(executed)
@@ -523,9 +530,9 @@ async def _fill(storage: SqlStorage, database: PostgresDatabase) -> None:
         "INSERT INTO tasks SELECT 1000000 + n, 'task-' || n, 'context-' || n % 500, 'tenant', "
         "'alice', n % 3 + 1, n, 1, 1, 1, 0, NULL, 0, 0, 10, 16384 FROM generate_series(1, 20000) n",
         "INSERT INTO operations (number, id, task_id, created_at, attempts, handed_back, "
-        "submitted_at, submitted_by, state, outcome_kind, outcome_version, outcome_payload) "
-        "SELECT 1000000 + n, 'operation-' || n, 'task-' || n, n, 1, 0, n, 'gone', "
-        "CASE WHEN n % 1000 = 0 THEN 1 ELSE 2 END, 0, 1, '' FROM generate_series(1, 20000) n",
+        "submitted_at, submitted_by, state, done_at, outcome_kind, outcome_version, "
+        "outcome_payload) SELECT 1000000 + n, 'operation-' || n, 'task-' || n, n, 1, 0, n, 'gone', "
+        "CASE WHEN n % 1000 = 0 THEN 1 ELSE 2 END, n, 0, 1, '' FROM generate_series(1, 20000) n",
         "INSERT INTO requests SELECT 1000000 + n, '', 'context', 'tenant', 'alice', 1, NULL, "
         "'{}', '[]' FROM generate_series(1, 20000) n",
         "INSERT INTO log SELECT 1000000 + n, v, v, 0, '' FROM generate_series(1, 5000) n, "
@@ -607,7 +614,7 @@ async def test_no_statement_reads_a_whole_table(
         (statements.heads, ids),
         (statements.task_with_snapshot, {"task_id": "task-1"}),
         (statements.log_between, {"of": 1000001, "after": 0, "upto": 5}),
-        (statements.events, {"of": 1000001, "after": 0, "limit": 5}),
+        (statements.events, {"of": 1000001, "after": 0, "limit": 5, "max_bytes": 9}),
         (statements.tails_by_number, {"numbers": [1000001, 1000002]}),
         (statements.push_configs_of_task, {"task_id": "task-1"}),
         (statements.due_push_configs, {"now": 1.0, "limit": 5}),

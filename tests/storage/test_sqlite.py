@@ -31,6 +31,7 @@ from a2a_grpc.storage.sql.schema import metadata
 from a2a_grpc.storage.sql.snapshots import RecentSnapshots
 from a2a_grpc.storage.sql.sqlite import SqliteDatabase
 from a2a_grpc.storage.sql.storage import SqlStorage
+from a2a_grpc.storage.sql.writes import StartedTurn, StartTurn
 from a2a_grpc.storage.values import (
     FenceLostError,
     OperationState,
@@ -471,7 +472,7 @@ async def test_a_whole_life_fits_into_one_group(storage: SqlStorage) -> None:
     config = pb.TaskPushNotificationConfig(id="a", task_id=task_id)
     _, turn, _, more, none, _ = await asyncio.gather(
         storage.admit(operation, push_config=config),
-        storage.start_turn(operation.task_id),
+        storage._write(StartTurn(task_id, operation)),
         storage.commit(a_commit(task_id, created(task_id), fence=1)),
         storage.commit(
             a_commit(
@@ -487,7 +488,7 @@ async def test_a_whole_life_fits_into_one_group(storage: SqlStorage) -> None:
         storage.start_turn(operation.task_id),
         storage.delete_push_config(task_id, "a"),
     )
-    assert isinstance(turn, Turn)
+    assert isinstance(turn, StartedTurn)
     assert (turn.fence, more) == (1, False)
     assert none is None
     assert await storage.load_push_configs(task_id) == []
@@ -567,7 +568,9 @@ async def test_the_number_of_statements_does_not_grow_with_the_group(
             executed.clear()
             operations = [an_operation() for _ in range(writers)]
             await asyncio.gather(*(storage.admit(operation) for operation in operations))
-            turns = await asyncio.gather(*(storage.start_turn(o.task_id) for o in operations))
+            turns = await asyncio.gather(
+                *(storage._write(StartTurn(o.task_id, o)) for o in operations)
+            )
             await asyncio.gather(
                 *(
                     storage.commit(
@@ -578,7 +581,7 @@ async def test_the_number_of_statements_does_not_grow_with_the_group(
                         )
                     )
                     for turn in turns
-                    if isinstance(turn, Turn)
+                    if isinstance(turn, StartedTurn)
                 )
             )
             counts[writers] = len(executed)

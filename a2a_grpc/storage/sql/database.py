@@ -52,6 +52,9 @@ class Database(ABC):
     lease: float | None = None
     """Seconds, where several processes share the database."""
 
+    timeout: float | None = None
+    """Seconds after which the outcome of a transaction is given up, where it may be lost."""
+
     patience: float = 0.0
     """Seconds for which a single write is tried again while others are in the way."""
 
@@ -73,6 +76,10 @@ class Database(ABC):
     @abstractmethod
     async def read(self, work: Work[ResultT], *, single: bool = False) -> ResultT:
         """Run work on the state as it is now; `single` says that it is a single statement."""
+
+    @abstractmethod
+    async def check(self, work: Work[ResultT]) -> ResultT:
+        """Run a single statement that reads, whatever else there is to read meanwhile."""
 
     @abstractmethod
     def sweeping(self) -> AbstractAsyncContextManager[Run | None]:

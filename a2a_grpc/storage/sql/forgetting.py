@@ -47,7 +47,9 @@ def _none(found: Select[Any]) -> ColumnElement[bool]:
     return found.limit(1).scalar_subquery().is_(None)
 
 
-_unfinished_tasks = select(operations.c.task_id).where(UNFINISHED)
+def _has_no_unfinished(task_id: ColumnElement[str]) -> ColumnElement[bool]:
+    return _none(select(operations.c.number).where(operations.c.task_id == task_id, UNFINISHED))
+
 
 # Tasks that ended before `before`, that no turn holds, with nothing left to deliver and no message
 # on its way.
@@ -58,7 +60,7 @@ tasks_to_forget = (
         ENDED,
         tasks.c.running == 0,
         tasks.c.status_at < bindparam("before"),
-        tasks.c.id.not_in(_unfinished_tasks),
+        _has_no_unfinished(tasks.c.id),
         tasks.c.id.not_in(select(push_configs.c.task_id).where(PENDING)),
     )
     .order_by(tasks.c.status_at)
@@ -83,7 +85,7 @@ delete_task = delete(tasks).where(tasks.c.number == bindparam("of"))
 delete_not_created = delete(tasks).where(
     tasks.c.number.in_(
         select(tasks.c.number)
-        .where(NOT_CREATED, tasks.c.id.not_in(_unfinished_tasks), not_(HELD))
+        .where(NOT_CREATED, _has_no_unfinished(tasks.c.id), not_(HELD))
         .limit(bindparam("limit"))
         .with_for_update(of=tasks, skip_locked=True)
     )
@@ -96,7 +98,7 @@ push_configs_after = (
         *_config_key,
         and_(
             _none(select(tasks.c.number).where(tasks.c.id == push_configs.c.task_id)),
-            push_configs.c.task_id.not_in(_unfinished_tasks),
+            _has_no_unfinished(push_configs.c.task_id),
         ).label("unused"),
     )
     .where(tuple_(*_config_key) > tuple_(bindparam("after_task"), bindparam("after_config")))
@@ -162,11 +164,11 @@ update_forgotten = (
 )
 delete_forgotten = delete(forgotten).where(forgotten.c.task_number == bindparam("of"))
 
-# Finished operations that were recorded before `before`.
+# Operations that were done before `before`.
 operations_to_forget = (
     select(operations.c.number)
-    .where(DONE, operations.c.created_at < bindparam("before"))
-    .order_by(operations.c.created_at)
+    .where(DONE, operations.c.done_at < bindparam("before"))
+    .order_by(operations.c.done_at)
     .limit(bindparam("limit"))
 )
 delete_operation = delete(operations).where(operations.c.number == bindparam("of"))

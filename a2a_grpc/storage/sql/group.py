@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sqlalchemy import Connection, Executable, Select
 
-from a2a_grpc import pb
 from a2a_grpc.errors import A2AError
 from a2a_grpc.storage.sql import counts, forgetting, statements
 from a2a_grpc.storage.sql.counts import Counted
@@ -27,6 +26,7 @@ from a2a_grpc.storage.values import (
     Operation,
     OperationState,
     Outcome,
+    OutcomeKind,
     Scope,
     StorageError,
 )
@@ -45,16 +45,22 @@ class LaterError(Exception):
     """A write can't be decided in this group, and has changed nothing: it belongs into the next."""
 
 
+class OldestChangedError(StorageError):
+    """The oldest operation of a task is not the one that was read for a start; read it again."""
+
+
 @dataclass(slots=True)
 class Wanted:
     """The ids of what a group's writes need to see.
 
-    `starting` are tasks whose oldest unfinished operation is needed, `ending` those of which all
-    unfinished operations have to be known.
+    `new_keys` are those that new operations have, `deduplication_keys` those to look for among
+    earlier ones. `starting` are tasks whose oldest unfinished operation is needed, `ending` those
+    of which all unfinished operations have to be known.
     """
 
     numbers: int = 0  # for new operations
     operations: set[str] = field(default_factory=set)
+    new_keys: set[bytes] = field(default_factory=set)
     deduplication_keys: set[bytes] = field(default_factory=set)
     tasks: set[str] = field(default_factory=set)
     starting: set[str] = field(default_factory=set)
@@ -140,14 +146,14 @@ class Group:
     def _read(self, wanted: Wanted) -> None:
         # Tasks first, then operations, everywhere in the same order: where several processes write,
         # the rows are locked from here on, and two groups never wait for one another.
-        self._lock_keys(wanted.deduplication_keys)
+        self._lock_keys(wanted.new_keys)
         for found in self._rows(statements.tasks_for_update, "ids", wanted.tasks):
             self.tasks[found.id] = TaskRow.load(found)
         self._read_operations(wanted)
         keys = wanted.deduplication_keys
         for found in self._rows(statements.newest_operations_by_key, "keys", keys):
             row = OperationRow.load(found)
-            self.newest_by_key[row.operation.deduplication_key] = row
+            self.newest_by_key[row.deduplication_key] = row
         for found in self._rows(statements.unfinished_of_tasks, "ids", wanted.ending):
             self._unfinished[found.id] = found.task_id
             self._left[found.task_id] += 1
@@ -162,9 +168,9 @@ class Group:
             values = {"ids": padded(ids[part]), "of_tasks": padded(of_tasks[part])}
             for found in self._connection.execute(statements.operations_for_update, values):
                 row = OperationRow.load(found)
-                self.operations[row.operation.id] = row
-        for row in sorted(self.operations.values()):
-            self.oldest.setdefault(row.operation.task_id, row)
+                self.operations[row.id] = row
+        for row in sorted(self.operations.values(), key=lambda row: row.number):
+            self.oldest.setdefault(row.task_id, row)
 
     def _read_living(self) -> None:
         named = {row.owner for row in self.tasks.values() if row.running and row.owner is not None}
@@ -187,7 +193,14 @@ class Group:
         """Record an operation."""
         home = self.replica if operation.runs_here else None
         number = self._new_numbers.popleft()
-        row = OperationRow(number, operation, home)
+        row = OperationRow(
+            number,
+            operation.id,
+            operation.task_id,
+            operation.deduplication_key,
+            operation.created_at,
+            home,
+        )
         self.operations[operation.id] = row
         self.oldest.setdefault(operation.task_id, row)
         self._unfinished[operation.id] = operation.task_id
@@ -199,15 +212,15 @@ class Group:
 
     def count_attempt(self, row: OperationRow, by: int) -> None:
         """Count an attempt, or take it back."""
-        row.operation.attempts += by
-        row.operation.state = OperationState.STARTED
+        row.attempts += by
+        row.state = OperationState.STARTED
         self._counted[row.number] = row
 
     def count_handed_back(self, operation_id: str) -> None:
         """Count that an attempt was handed back; nothing if the operation is unknown or over."""
         row = self.operations.get(operation_id)
-        if row is not None and row.operation.state is not OperationState.DONE:
-            row.operation.handed_back += 1
+        if row is not None and row.state is not OperationState.DONE:
+            row.handed_back += 1
             self._counted[row.number] = row
 
     def finish(self, operation_id: str, outcome: Outcome) -> None:
@@ -216,9 +229,8 @@ class Group:
         if operation_id in self._unfinished:
             self._left[self._unfinished.pop(operation_id)] -= 1
         row = self.operations.get(operation_id)
-        if row is not None and row.operation.state is not OperationState.DONE:
-            row.operation.state, row.operation.outcome = OperationState.DONE, outcome
-            row.operation.request = pb.SendMessageRequest()
+        if row is not None and row.state is not OperationState.DONE:
+            row.state, row.is_refused = OperationState.DONE, outcome.kind is OutcomeKind.REFUSED
 
     def has_unfinished(self, task_id: str) -> bool:
         """Whether a task, one of the `ending` ones, has operations that are not done."""
@@ -313,8 +325,8 @@ class Group:
             [
                 {
                     "of": number,
-                    "attempts": row.operation.attempts,
-                    "handed_back": row.operation.handed_back,
+                    "attempts": row.attempts,
+                    "handed_back": row.handed_back,
                 }
                 for number, row in self._counted.items()
             ],

@@ -15,13 +15,13 @@ from functools import partial
 from typing import Any, TypeVar
 
 import asyncpg
-from sqlalchemy import Connection, event, text
-from sqlalchemy.exc import DisconnectionError
+from sqlalchemy import Connection, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from a2a_grpc.errors import UnavailableError
 from a2a_grpc.storage.sql.address import PostgresAddress
 from a2a_grpc.storage.sql.database import ContentionError, Database, Run, Work, opened
+from a2a_grpc.storage.sql.deadline import Deadline
 from a2a_grpc.storage.sql.failures import failure_of, is_lost, open_failure, reason_of
 from a2a_grpc.storage.sql.migrations import alembic_lock, migrate
 from a2a_grpc.storage.sql.numbers import Numbers, SequenceNumbers
@@ -33,19 +33,19 @@ ResultT = TypeVar("ResultT")
 
 WRITERS = 4
 """Connections for writing: for groups of writes, for the lease, for submitting again, for a sweep.
-They are made when they are needed."""
+They are made when they are needed; one more tells whether the server is there."""
 
 CONNECT_TIMEOUT = 10.0
-"""Seconds to connect, unless the URL has a `connect_timeout`."""
+"""Seconds to connect, at the most, unless the URL has a `connect_timeout`."""
 
 RECONNECT_AFTER = 0.5
 """Seconds after a connection failed in which no other is tried."""
 
 STATEMENT_TIMEOUT = 30.0
-"""Seconds for a statement, by the server; this process gives up on the server a little later."""
+"""Seconds for a statement, by the server, at the most."""
 
 LOCK_TIMEOUT = 1.0
-"""Seconds to wait for a row that another process has locked."""
+"""Seconds to wait for a row that another process has locked, at the most."""
 
 WAIT_TIMEOUT = 10.0
 """Seconds to wait for a connection that others use."""
@@ -67,7 +67,8 @@ class PostgresDatabase(Database):
 
     Beyond what `Database` promises: it recovers by itself after the server was away, and tries to
     connect no more often than every RECONNECT_AFTER seconds meanwhile; a session that is frozen in
-    a transaction holds its locks for a third of the lease at the most.
+    a transaction holds its locks for a third of the lease at the most. A transaction that the
+    server does not end in that time, or in a second, fails and costs its connection.
 
     Args:
         url: as libpq takes it.
@@ -75,21 +76,28 @@ class PostgresDatabase(Database):
         readers: connections for reading; more readers wait for one of them.
     """
 
+    timeout: float
+
     def __init__(self, url: str, *, lease: float, readers: int) -> None:
         self.address = PostgresAddress(url)
         self.lease = lease
-        self.patience = lease / 3 + 1.0
+        self.timeout = max(1.0, lease / 3)
+        self.patience = self.timeout + 1.0
         self._readers = readers
         self._writing: _Pool | None = None
         self._reading: _Pool | None = None
+        self._checking: _Pool | None = None
         self._away_until = 0.0
+        self._connected_at = 0.0
         self._is_away = False
         self._working: set[asyncio.Task[Any]] = set()
 
     async def open(self) -> None:
         self._away_until = 0.0
-        self._writing = _Pool(self._connect, WRITERS)
-        self._reading = _Pool(self._connect, self._readers)
+        deadline = Deadline(self.timeout)
+        self._writing = _Pool(self._connect, WRITERS, deadline)
+        self._reading = _Pool(self._connect, self._readers, deadline)
+        self._checking = _Pool(self._connect, 1, deadline)
         try:
             await self._prepare(self._writing)
         except BaseException:
@@ -101,7 +109,7 @@ class PostgresDatabase(Database):
         while not alembic_lock.acquire(blocking=False):  # noqa: ASYNC110 - it is of threads
             await asyncio.sleep(0.01)
         try:
-            await self._apart(pool.run(_migrate), alembic_lock.release)
+            await self._apart(pool.run_unbounded(_migrate), alembic_lock.release)
         except StorageOpenError as error:
             raise StorageOpenError(f"can't open {self.address}: {error}") from error
         except Exception as error:
@@ -109,8 +117,8 @@ class PostgresDatabase(Database):
             raise open_failure(str(self.address), error) from None
 
     async def close(self) -> None:
-        pools = [pool for pool in (self._reading, self._writing) if pool is not None]
-        self._reading = self._writing = None
+        pools = [one for one in (self._checking, self._reading, self._writing) if one is not None]
+        self._checking = self._reading = self._writing = None
         closing = asyncio.create_task(self._close(pools), name="postgres-close")
         try:
             await asyncio.shield(closing)
@@ -131,26 +139,31 @@ class PostgresDatabase(Database):
         lease = self.lease or 0.0
         try:
             connection: asyncpg.Connection[Any] = await self.address.connect(
-                connect_timeout=CONNECT_TIMEOUT,
+                connect_timeout=min(CONNECT_TIMEOUT, self.timeout),
                 command_timeout=STATEMENT_TIMEOUT + 5.0,
                 settings={
                     "application_name": "a2a-grpc",
                     "idle_in_transaction_session_timeout": _milliseconds(lease / 3),
-                    "lock_timeout": _milliseconds(min(LOCK_TIMEOUT, lease / 3)),
-                    "statement_timeout": _milliseconds(STATEMENT_TIMEOUT),
+                    "lock_timeout": _milliseconds(min(LOCK_TIMEOUT, self.timeout / 2)),
+                    "statement_timeout": _milliseconds(min(STATEMENT_TIMEOUT, self.timeout)),
                     "tcp_keepalives_idle": "30",
                     "tcp_keepalives_interval": "10",
                     "tcp_keepalives_count": "3",
+                    # While rows go to a process that is frozen, no other timeout counts.
+                    "tcp_user_timeout": _milliseconds(lease / 3),
                     # Nothing here is worth compiling.
                     "jit": "off",
                 },
             )
         except Exception as error:
+            if now < self._connected_at:
+                raise  # another attempt has found it there since
             self._away_until = time.monotonic() + RECONNECT_AFTER
             if not self._is_away:
                 logger.error("can't connect to %s: %s", self.address, reason_of(error))
                 self._is_away = True
             raise
+        self._connected_at, self._away_until = time.monotonic(), 0.0
         if self._is_away:
             logger.info("connected to %s again", self.address)
             self._is_away = False
@@ -165,6 +178,11 @@ class PostgresDatabase(Database):
         pool = opened(self._reading)
         place = await pool.place()
         return await self._apart(self._read(pool.look if single else pool.read, work), place)
+
+    async def check(self, work: Work[ResultT]) -> ResultT:
+        pool = opened(self._checking)
+        place = await pool.place()
+        return await self._apart(self._read(pool.look, work), place)
 
     async def _read(self, read: Run, work: Work[ResultT]) -> ResultT:
         try:
@@ -220,7 +238,7 @@ class PostgresDatabase(Database):
             raise
 
         async def run(work: Work[ResultT]) -> ResultT:
-            return await self._apart(self._guarded(partial(_transact, connection), work))
+            return await self._apart(self._guarded(partial(pool.transact, connection), work))
 
         try:
             # A lock of the session: it goes with the connection, however that ends.
@@ -241,12 +259,14 @@ class PostgresDatabase(Database):
 class _Pool:
     """Connections of one kind; whoever wants one takes a place first."""
 
-    def __init__(self, connect: Any, size: int) -> None:
+    def __init__(self, connect: Any, size: int, deadline: Deadline) -> None:
         self._places = asyncio.Semaphore(size)
+        self._deadline = deadline
         self.engine = create_async_engine(
             "postgresql+asyncpg://",
             async_creator=connect,
             connect_args={"prepared_statement_cache_size": 512},
+            hide_parameters=True,  # what messages say, and the tokens of webhooks
             pool_size=size,
             max_overflow=0,
             pool_use_lifo=True,
@@ -255,7 +275,7 @@ class _Pool:
             isolation_level="REPEATABLE READ", postgresql_readonly=True
         )
         self._single = self.engine.execution_options(isolation_level="AUTOCOMMIT")
-        event.listen(self.engine.sync_engine, "checkout", _refuse_closed)
+        deadline.watch(self.engine)
 
     async def place(self) -> Callable[[], None]:
         """Room for one more connection; returns what gives it back.
@@ -283,9 +303,19 @@ class _Pool:
         """Run work of a single statement."""
         return await self._on(self._single, work)
 
-    @staticmethod
-    async def _on(engine: AsyncEngine, work: Work[ResultT]) -> ResultT:
+    async def run_unbounded(self, work: Work[ResultT]) -> ResultT:
+        """Run work that may take long as a transaction that may write."""
+        async with self.engine.connect() as connection:
+            return await _transact(connection, work)
+
+    async def _on(self, engine: AsyncEngine, work: Work[ResultT]) -> ResultT:
         async with engine.connect() as connection:
+            return await self.transact(connection, work)
+
+    async def transact(self, connection: AsyncConnection, work: Work[ResultT]) -> ResultT:
+        """Run work as a transaction on a connection of this pool."""
+        raw = await connection.get_raw_connection()
+        with self._deadline.over(raw.driver_connection):
             return await _transact(connection, work)
 
 
@@ -299,11 +329,6 @@ async def _transact(connection: AsyncConnection, work: Work[ResultT]) -> ResultT
             # Whatever state it is in; the server may be another one now.
             await connection.invalidate()
         raise
-
-
-def _refuse_closed(connection: Any, record: Any, proxy: Any) -> None:
-    if connection.driver_connection.is_closed():
-        raise DisconnectionError("the server has closed the connection")
 
 
 def _migrate(connection: Connection) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Sequence
-from itertools import chain
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, Row, literal_column, select
@@ -13,7 +12,14 @@ from sqlalchemy import Connection, Row, literal_column, select
 from a2a_grpc import pb
 from a2a_grpc.storage.sql import statements
 from a2a_grpc.storage.sql.lists import in_parts, padded
-from a2a_grpc.storage.sql.rows import OperationRow, TaskRow, column_time, outcome_of, push_target
+from a2a_grpc.storage.sql.rows import (
+    SNAPSHOT_FLOOR,
+    TaskRow,
+    column_time,
+    operation_of,
+    outcome_of,
+    push_target,
+)
 from a2a_grpc.storage.sql.writes import PutSnapshot
 from a2a_grpc.storage.values import (
     Head,
@@ -26,15 +32,23 @@ from a2a_grpc.storage.values import (
     Snapshot,
     TaskPage,
     TaskQuery,
-    within_bytes,
 )
 from a2a_grpc.task import EntryKind, LogEntry, TaskFold, trim_history
+
+PART_BYTES = 16 * 2**20
+"""Serialized tasks that are read at once for a page of a list."""
 
 
 def load_operation(connection: Connection, operation_id: str) -> Operation | None:
     """See `Storage.load_operation`."""
     row = connection.execute(statements.operations_by_id, {"ids": [operation_id]}).first()
-    return None if row is None else OperationRow.load(row).operation
+    return None if row is None else operation_of(row)
+
+
+def oldest_operation(connection: Connection, task_id: str) -> Operation | None:
+    """The oldest operation of a task that is not done."""
+    row = connection.execute(statements.oldest_operation, {"task_id": task_id}).first()
+    return None if row is None else operation_of(row)
 
 
 def load_progress(connection: Connection, operation_ids: Sequence[str]) -> list[Progress]:
@@ -138,17 +152,13 @@ def load_events(
     head = connection.execute(statements.head, {"task_id": task_id}).first()
     if head is None or after >= head.sequence:
         return []
-    with connection.execute(
-        statements.events, {"of": head.number, "after": after, "limit": limit}
-    ) as rows:
-        first = rows.fetchone()
-        if limit > 0 and (first is None or first.sequence != after + 1):
-            raise LogTruncatedError(
-                f"the log of task {task_id!r} does not reach back to event {after + 1}"
-            )
-        # Row by row, so that what is over the bound is not read.
-        found = () if first is None else chain((first,), rows)
-        return within_bytes((row.payload for row in found), max_bytes)
+    values = {"of": head.number, "after": after, "limit": limit, "max_bytes": max_bytes}
+    rows = connection.execute(statements.events, values).all()
+    if limit > 0 and (not rows or rows[0].sequence != after + 1):
+        raise LogTruncatedError(
+            f"the log of task {task_id!r} does not reach back to event {after + 1}"
+        )
+    return [row.payload for row in rows]
 
 
 def list_tasks(connection: Connection, query: TaskQuery) -> TaskPage:
@@ -162,15 +172,40 @@ def list_tasks(connection: Connection, query: TaskQuery) -> TaskPage:
     next_after = None
     if len(rows) > query.page_size:
         next_after = (page[-1].status_at, page[-1].id)
-    folds = _folds(connection, [row.number for row in page], query.include_artifacts)
     tasks = []
-    for row in page:
-        task = folds[row.number].task
-        if not query.include_artifacts:
-            task.ClearField("artifacts")
-        trim_history(task, query.history_length)
-        tasks.append(task)
+    for part in _parts(connection, page, query.include_artifacts):
+        folds = _folds(connection, [row.number for row in part], query.include_artifacts)
+        for row in part:
+            task = folds.pop(row.number).task
+            if not query.include_artifacts:
+                task.ClearField("artifacts")
+            trim_history(task, query.history_length)
+            tasks.append(task)
     return TaskPage(tasks, next_after, int(total))
+
+
+def _parts(
+    connection: Connection, page: Sequence[Row[Any]], include_artifacts: bool
+) -> Iterator[Sequence[Row[Any]]]:
+    """A page's tasks, in parts that can be read at once."""
+    if sum(row.log_bytes for row in page) <= PART_BYTES:
+        yield page  # a task is no larger than its log
+        return
+    listed = {"numbers": padded([row.number for row in page])}
+    stored = {row.task_number: row for row in connection.execute(statements.sizes, listed)}
+    part: list[Row[Any]] = []
+    room = PART_BYTES
+    for row in page:
+        body, artifacts = stored[row.number][1:] if row.number in stored else (0, 0)
+        # The log since the snapshot: `renew_at` was counted from there.
+        tail = row.log_bytes - row.renew_at + max(SNAPSHOT_FLOOR, body + artifacts)
+        size = tail + body + (artifacts if include_artifacts else 0)
+        if part and size > room:
+            yield part
+            part, room = [], PART_BYTES
+        part.append(row)
+        room -= size
+    yield part
 
 
 def _folds(

@@ -23,6 +23,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import insert as upsert
 
+from a2a_grpc.errors import UnavailableError
 from a2a_grpc.storage.sql.clock import clock
 from a2a_grpc.storage.sql.schema import (
     TO_CANCEL,
@@ -35,6 +36,12 @@ from a2a_grpc.storage.sql.schema import (
 from a2a_grpc.storage.sql.statements import HELD, lives
 from a2a_grpc.storage.values import RESUBMIT_AFTER, OperationState, Stranded
 
+RESUBMIT_SHARE = 0.25
+"""What waits in a broker is submitted again when it has waited for this share of its age since."""
+
+RESUBMIT_AT_LATEST = 600.0
+"""Seconds after which that is done at any age, which is by the clock of another process."""
+
 FOREVER = 1e15
 """The lease, in seconds, of a process that has its database to itself."""
 
@@ -42,6 +49,12 @@ FOREVER = 1e15
 _put_replica = upsert(replicas).values(lease_until=clock() + bindparam("lease"))
 _put_replica = _put_replica.on_conflict_do_update(
     index_elements=["id"], set_={"lease_until": _put_replica.excluded.lease_until}
+)
+# The same for one that is there: nothing that comes late brings back an id that was given up.
+_renew_replica = (
+    update(replicas)
+    .where(replicas.c.id == bindparam("of"))
+    .values(lease_until=clock() + bindparam("lease"))
 )
 _delete_replica = delete(replicas).where(replicas.c.id == bindparam("of"))
 _delete_replicas = delete(replicas)
@@ -65,7 +78,14 @@ stranded_operations = (
     .where(
         UNFINISHED,
         or_(
-            operations.c.submitted_at < clock() - RESUBMIT_AFTER,
+            and_(
+                operations.c.submitted_at < clock() - RESUBMIT_AFTER,
+                or_(
+                    operations.c.submitted_at
+                    < clock() - (clock() - operations.c.created_at) * RESUBMIT_SHARE,
+                    operations.c.submitted_at < clock() - RESUBMIT_AT_LATEST,
+                ),
+            ),
             not_(lives(operations.c.submitted_by)),
         ),
         or_(
@@ -111,7 +131,7 @@ class Replica:
         """
         if self._lease is None:
             connection.execute(_delete_replicas)
-        self._renew(connection, self.id)
+        self._begin(connection, self.id)
         return str(connection.execute(select(deployment.c.id)).scalar_one())
 
     def leave(self, connection: Connection) -> None:
@@ -119,18 +139,29 @@ class Replica:
         connection.execute(_delete_replica, {"of": self.id})
 
     def renew(self, connection: Connection) -> list[str]:
-        """Renew the lease; the tasks held that are to be canceled."""
-        self._renew(connection, self.id)
+        """Renew the lease; the tasks held that are to be canceled.
+
+        Raises UnavailableError if it is over: it has been ended, or was forgotten after it ran out.
+        """
+        renewed = connection.execute(_renew_replica, {"of": self.id, "lease": self._seconds})
+        if not renewed.rowcount:
+            raise UnavailableError(
+                "the lease ran out, and what was held is lost: begin another one with "
+                "renew_lease(anew=True)"
+            )
         return list(connection.execute(tasks_to_cancel, {"of": self.id}).scalars())
 
     def succeed(self, connection: Connection, successor: str) -> None:
         """Begin the lease of another id for this process, and end this one's."""
         self.leave(connection)
-        self._renew(connection, successor)
+        self._begin(connection, successor)
 
-    def _renew(self, connection: Connection, replica: str) -> None:
-        lease = FOREVER if self._lease is None else self._lease
-        connection.execute(_put_replica, {"id": replica, "lease": lease})
+    def _begin(self, connection: Connection, replica: str) -> None:
+        connection.execute(_put_replica, {"id": replica, "lease": self._seconds})
+
+    @property
+    def _seconds(self) -> float:
+        return FOREVER if self._lease is None else self._lease
 
     def stranded(self, connection: Connection, limit: int) -> list[Stranded]:
         """See `Storage.stranded_operations`."""

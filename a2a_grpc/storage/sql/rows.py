@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from sqlalchemy import Row
 
@@ -152,36 +153,62 @@ class TaskRow:
         }
 
 
-class OperationRow(NamedTuple):
-    """An operation with its number; `home` is the only replica to run it, None for any."""
+@dataclass(slots=True)
+class OperationRow:
+    """A row of `operations` while a group works on it: what decides, and nothing large.
+
+    `home` is the only replica to run it, None for any; `is_refused` is as in `Operation`.
+    """
 
     number: int
-    operation: Operation
+    id: str
+    task_id: str
+    deduplication_key: bytes
+    created_at: float
     home: str | None
+    attempts: int = 0
+    handed_back: int = 0
+    state: OperationState = OperationState.QUEUED
+    is_refused: bool = False
 
     @classmethod
     def load(cls, row: Row[Any]) -> OperationRow:
-        """The value of a row of `operations` with `requests`."""
-        outcome = outcome_of(row)
-        operation = Operation(
-            id=row.id,
-            task_id=row.task_id,
-            context_id=row.context_id,
-            request=pb.SendMessageRequest.FromString(b"" if outcome else row.request),
-            scope=Scope(row.tenant, row.principal),
-            creates_task=bool(row.creates_task),
-            deadline=row.deadline,
-            metadata=json.loads(row.metadata),
-            extensions=tuple(json.loads(row.extensions)),
-            deduplication_key=row.deduplication_key or b"",
-            created_at=row.created_at,
-            attempts=row.attempts,
-            handed_back=row.handed_back,
-            runs_here=row.home is not None,
-            state=OperationState(row.state),
-            outcome=outcome,
+        """The value of a row of `operations`."""
+        return cls(
+            row.number,
+            row.id,
+            row.task_id,
+            row.deduplication_key or b"",
+            row.created_at,
+            row.home,
+            row.attempts,
+            row.handed_back,
+            OperationState(row.state),
+            row.outcome_kind == int(OutcomeKind.REFUSED),
         )
-        return cls(row.number, operation, row.home)
+
+
+def operation_of(row: Row[Any]) -> Operation:
+    """The value of a row of `operations` with `requests`."""
+    outcome = outcome_of(row)
+    return Operation(
+        id=row.id,
+        task_id=row.task_id,
+        context_id=row.context_id,
+        request=pb.SendMessageRequest.FromString(b"" if outcome else row.request),
+        scope=Scope(row.tenant, row.principal),
+        creates_task=bool(row.creates_task),
+        deadline=row.deadline,
+        metadata=json.loads(row.metadata),
+        extensions=tuple(json.loads(row.extensions)),
+        deduplication_key=row.deduplication_key or b"",
+        created_at=row.created_at,
+        attempts=row.attempts,
+        handed_back=row.handed_back,
+        runs_here=row.home is not None,
+        state=OperationState(row.state),
+        outcome=outcome,
+    )
 
 
 def outcome_of(row: Row[Any]) -> Outcome | None:

@@ -179,6 +179,7 @@ operations = Table(
     Column("submitted_at", Double, nullable=False),  # by the clock of the database
     Column("submitted_by", _Id, nullable=False),  # a replica
     Column("state", SmallInteger, nullable=False),
+    Column("done_at", Double),  # by the clock of the database
     Column("outcome_kind", SmallInteger),
     Column("outcome_version", Integer),
     Column("outcome_payload", LargeBinary),
@@ -208,7 +209,7 @@ Index(
     sqlite_where=UNFINISHED,
     postgresql_where=UNFINISHED,
 )
-Index("operations_done", operations.c.created_at, sqlite_where=DONE, postgresql_where=DONE)
+Index("operations_done", operations.c.done_at, sqlite_where=DONE, postgresql_where=DONE)
 
 # One row: the name of this database, given when it was made, and kept by its copies.
 deployment = Table("deployment", metadata, Column("id", _Id, primary_key=True))

@@ -37,7 +37,8 @@ logger = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
 
 READERS = 4
-"""Threads, and connections, for reading; more readers wait for one of them."""
+"""Threads, and connections, for reading; more readers wait for one of them. One more tells whether
+the file is there."""
 
 BUSY_TIMEOUT = 10.0
 """Seconds to wait for other programs that look into the file, a backup for example."""
@@ -164,14 +165,16 @@ class SqliteDatabase(Database):
         self._reader: Engine | None = None
         self._write_thread: ThreadPoolExecutor | None = None
         self._read_threads: ThreadPoolExecutor | None = None
+        self._check_thread: ThreadPoolExecutor | None = None
 
     async def open(self) -> None:
         self._lock.acquire()
         self._write_thread = ThreadPoolExecutor(1, "a2a-grpc-sqlite-writer")
         self._read_threads = ThreadPoolExecutor(READERS, "a2a-grpc-sqlite-reader")
+        self._check_thread = ThreadPoolExecutor(1, "a2a-grpc-sqlite-check")
         try:
             self._writer = self._engine("BEGIN IMMEDIATE", self._writer_pragmas(), 1)
-            self._reader = self._engine("BEGIN", _READER_PRAGMAS, READERS)
+            self._reader = self._engine("BEGIN", _READER_PRAGMAS, READERS + 1)
             await _in_thread(self._write_thread, self._prepare)
         except BaseException:
             await self.close()
@@ -190,6 +193,7 @@ class SqliteDatabase(Database):
             pool_size=connections,
             max_overflow=0,
             connect_args={"isolation_level": None, "timeout": BUSY_TIMEOUT},
+            hide_parameters=True,  # what messages say, and the tokens of webhooks
         )
 
         @event.listens_for(engine, "connect")
@@ -231,10 +235,13 @@ class SqliteDatabase(Database):
     async def close(self) -> None:
         writing, self._write_thread = self._write_thread, None
         reading, self._read_threads = self._read_threads, None
-        if writing is None or reading is None:
+        checking, self._check_thread = self._check_thread, None
+        if writing is None or reading is None or checking is None:
             return
         # In the writer's thread, behind what runs there.
-        released = asyncio.get_running_loop().run_in_executor(writing, self._release, reading)
+        released = asyncio.get_running_loop().run_in_executor(
+            writing, self._release, reading, checking
+        )
         writing.shutdown(wait=False)
         try:
             await asyncio.shield(released)
@@ -243,8 +250,9 @@ class SqliteDatabase(Database):
             await asyncio.wait((released,))
             raise
 
-    def _release(self, reading: ThreadPoolExecutor) -> None:
-        reading.shutdown()
+    def _release(self, *readers: ThreadPoolExecutor) -> None:
+        for threads in readers:
+            threads.shutdown()
         for engine in (self._reader, self._writer):
             if engine is not None:
                 engine.dispose()
@@ -256,6 +264,9 @@ class SqliteDatabase(Database):
 
     async def read(self, work: Work[ResultT], *, single: bool = False) -> ResultT:
         return await _in_thread(opened(self._read_threads), self._run, self._reader, work)
+
+    async def check(self, work: Work[ResultT]) -> ResultT:
+        return await _in_thread(opened(self._check_thread), self._run, self._reader, work)
 
     @asynccontextmanager
     async def sweeping(self) -> AsyncIterator[Run | None]:

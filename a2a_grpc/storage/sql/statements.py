@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from sqlalchemy import (
+    BigInteger,
     ColumnElement,
     Integer,
     Select,
@@ -22,6 +23,7 @@ from sqlalchemy import (
     exists,
     func,
     insert,
+    or_,
     select,
     text,
     tuple_,
@@ -62,15 +64,37 @@ KEY_LOCK_CLASS = 0x61326B
 _operation = select(operations, requests).join(
     requests, requests.c.operation_number == operations.c.number
 )
+# What groups decide on. A request or an answer may be large, and while it is sent to a process that
+# is frozen, no timeout ends the transaction and its locks.
+_facts: Select[Any] = select(
+    operations.c.number,
+    operations.c.id,
+    operations.c.task_id,
+    operations.c.deduplication_key,
+    operations.c.created_at,
+    operations.c.attempts,
+    operations.c.handed_back,
+    operations.c.home,
+    operations.c.state,
+    operations.c.outcome_kind,
+)
 
 # Whole operations by their `ids`.
 operations_by_id = _operation.where(operations.c.id.in_(bindparam("ids", expanding=True)))
 
-# Whole operations by their `ids`, and the oldest unfinished one of each of the tasks `of_tasks`;
-# locked. The conditions are not looked at again behind a lock that somebody else held: one of them
-# may be done by then.
-operations_for_update = (
-    _operation.where(
+# The oldest unfinished operation of a task, whole.
+oldest_operation = _operation.where(
+    operations.c.number
+    == select(func.min(operations.c.number))
+    .where(operations.c.task_id == bindparam("task_id"), UNFINISHED)
+    .scalar_subquery()
+)
+
+# Operations by their `ids`, and the oldest unfinished one of each of the tasks `of_tasks`; locked.
+# The conditions are not looked at again behind a lock that somebody else held: one of them may be
+# done by then.
+operations_for_update: Select[Any] = (
+    _facts.where(
         operations.c.number.in_(
             union_all(
                 select(operations.c.number).where(
@@ -87,7 +111,7 @@ operations_for_update = (
 )
 
 # The newest operation for each of the deduplication `keys`.
-newest_operations_by_key = _operation.where(
+newest_operations_by_key = _facts.where(
     operations.c.number.in_(
         select(func.max(operations.c.number))
         .where(operations.c.deduplication_key.in_(bindparam("keys", expanding=True)))
@@ -142,6 +166,7 @@ finish_operation = (
     .where(operations.c.id == bindparam("of"), operations.c.state < int(OperationState.DONE))
     .values(
         state=int(OperationState.DONE),
+        done_at=clock(),
         outcome_kind=bindparam("kind"),
         outcome_version=bindparam("version"),
         outcome_payload=bindparam("payload"),
@@ -260,10 +285,11 @@ log_between = (
     .order_by(log.c.version)
 )
 
-# Events after a sequence number. A version is at least its sequence number, so the search starts
-# close to them.
-events = (
-    select(log.c.sequence, log.c.payload)
+# Events after a sequence number, as many as are `max_bytes` together, but one at least. A version
+# is at least its sequence number, so the search starts close to them. The driver fetches all that a
+# statement finds; the length of a payload is known without reading it.
+_lengths = (
+    select(log.c.version, func.length(log.c.payload).label("length"))
     .where(
         log.c.task_number == bindparam("of"),
         log.c.version > bindparam("after"),
@@ -272,6 +298,23 @@ events = (
     )
     .order_by(log.c.version)
     .limit(bindparam("limit"))
+    .cte("lengths")
+)
+_up_to = select(
+    _lengths.c.version,
+    func.sum(_lengths.c.length).over(order_by=_lengths.c.version).label("total"),
+    func.row_number().over(order_by=_lengths.c.version).label("place"),
+).cte("up_to")
+events = (
+    select(log.c.sequence, log.c.payload)
+    .join(_up_to, and_(log.c.task_number == bindparam("of"), log.c.version == _up_to.c.version))
+    .where(
+        or_(
+            _up_to.c.total <= bindparam("max_bytes", type_=BigInteger),
+            _up_to.c.place == 1,
+        )
+    )
+    .order_by(log.c.version)
 )
 
 # Snapshots of several tasks, and without the artifacts, which may be nearly all of it.
@@ -280,6 +323,13 @@ snapshots_by_number = select(snapshots).where(
 )
 bodies_by_number = select(
     snapshots.c.task_number, snapshots.c.version, snapshots.c.sequence, snapshots.c.body
+).where(snapshots.c.task_number.in_(bindparam("numbers", expanding=True)))
+
+# How large they are, in bytes.
+sizes = select(
+    snapshots.c.task_number,
+    func.length(snapshots.c.body).label("body"),
+    func.length(snapshots.c.artifacts).label("artifacts"),
 ).where(snapshots.c.task_number.in_(bindparam("numbers", expanding=True)))
 
 # What the logs of several tasks hold after their snapshots. The outer joins keep the planner from

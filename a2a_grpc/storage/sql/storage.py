@@ -24,7 +24,7 @@ from a2a_grpc.errors import ResourceExhaustedError, UnavailableError
 from a2a_grpc.storage.base import Storage
 from a2a_grpc.storage.sql import reader, statements, sweeping
 from a2a_grpc.storage.sql.database import Database, DatabaseFullError
-from a2a_grpc.storage.sql.group import GroupResult
+from a2a_grpc.storage.sql.group import GroupResult, OldestChangedError
 from a2a_grpc.storage.sql.renewal import SnapshotRenewer
 from a2a_grpc.storage.sql.replicas import Replica
 from a2a_grpc.storage.sql.rows import push_values, request_values
@@ -64,6 +64,10 @@ from a2a_grpc.storage.values import (
 ResultT = TypeVar("ResultT")
 
 logger = logging.getLogger(__name__)
+
+MAX_FRESH = 2_000
+FRESH_BYTES = 16 * 1024
+"""Operations that were admitted here and have not begun, of that size at the most, kept at hand."""
 
 READ_DELAYS = (0.05, 0.2, 0.5)
 """Seconds between the attempts to read the task of a turn that was started."""
@@ -119,6 +123,7 @@ class SqlStorage(Storage[Any]):
         self._recent = RecentSnapshots(0)
         self._replica = Replica(self.lease)
         self._starting: dict[str, StartTurn] = {}
+        self._fresh: dict[str, Operation] = {}
         self._writer: GroupWriter | None = None
         self._renewer: SnapshotRenewer | None = None
         self._resources = AsyncExitStack()
@@ -148,6 +153,7 @@ class SqlStorage(Storage[Any]):
     ) -> None:
         self._recent = RecentSnapshots(0)  # a closed storage answers nothing
         self._starting.clear()
+        self._fresh.clear()
         await self._resources.aclose()
 
     async def _leave(self) -> None:
@@ -179,18 +185,29 @@ class SqlStorage(Storage[Any]):
         save = None
         if push_config is not None:
             save = SavePushConfig(push_values(push_config, operation.scope))
+        admit = Admit(operation, request_values(operation), duplicates_since, save)
         try:
-            return await self._write(
-                Admit(operation, request_values(operation), duplicates_since, save)
-            )
+            while not isinstance(admitted := await self._write(admit), Operation):
+                earlier = await self.load_operation(admitted)
+                if earlier is not None:
+                    return earlier
         except DatabaseFullError as error:
             raise ResourceExhaustedError(error.message, retry_after=error.retry_after) from error
+        if admit.size <= FRESH_BYTES:
+            # Most likely it runs here, and soon: then nobody reads it back.
+            self._fresh.setdefault(operation.task_id, operation)
+            if len(self._fresh) > MAX_FRESH:
+                del self._fresh[next(iter(self._fresh))]
+        return admitted
 
     async def load_operation(self, operation_id: str) -> Operation | None:
         work = partial(reader.load_operation, operation_id=operation_id)
         return await self._database.read(work, single=True)
 
     async def start_turn(self, task_id: str) -> Turn | Operation | None:
+        earlier = self._starting.get(task_id)
+        if earlier is not None and earlier.given_up:
+            await self._hand_back(earlier)
         start = self._starting[task_id] = StartTurn(task_id)
         try:
             result = await self._start_turn(start)
@@ -202,7 +219,7 @@ class SqlStorage(Storage[Any]):
         return result
 
     async def _start_turn(self, start: StartTurn) -> Turn | Operation | None:
-        started = await self._write(start)
+        started = await self._begin(start)
         if not isinstance(started, StartedTurn):
             return started
         snapshot = None
@@ -214,6 +231,17 @@ class SqlStorage(Storage[Any]):
                 await self._hand_back(start)
                 raise
         return Turn(started.operation, started.fence, snapshot, started.cancel_requested)
+
+    async def _begin(self, start: StartTurn) -> StartedTurn | Operation | None:
+        start.operation = self._fresh.pop(start.task_id, None)
+        while True:
+            if start.operation is None:
+                read = partial(reader.oldest_operation, task_id=start.task_id)
+                start.operation = await self._database.read(read, single=True)
+            try:
+                return await self._write(start)
+            except OldestChangedError:
+                start.operation = None  # another turn went on meanwhile
 
     async def _hand_back(self, start: StartTurn) -> None:
         await self._write(HandBack(start))
@@ -259,7 +287,9 @@ class SqlStorage(Storage[Any]):
         return await self._database.write(partial(self._replica.stranded, limit=limit))
 
     async def check(self) -> None:
-        await self._database.read(reader.check, single=True)
+        if self._writer is not None:
+            self._writer.check()
+        await self._database.check(reader.check)
 
     # Reading tasks.
 

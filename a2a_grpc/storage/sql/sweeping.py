@@ -136,8 +136,10 @@ def delete_logs(connection: Connection) -> bool:
 def forget_operations(connection: Connection, before: float) -> bool:
     """Forget some operations that are over; whether there is more to do.
 
+    Not by when they were recorded: whoever waits for a long one has yet to hear of its end.
+
     Args:
-        before: seconds since the epoch.
+        before: when they were done, in seconds since the epoch.
     """
     rows = connection.execute(
         forgetting.operations_to_forget, {"before": before, "limit": STEP_OPERATIONS}

@@ -50,8 +50,8 @@ class GroupWriter:
     - A refused write gets its refusal and leaves the others of its group alone.
     - Where other processes are at the same rows, the writes of a group are done one by one, each
       tried again for a while.
-    - When the database fails, each caller of the group gets the UnavailableError, and the writer
-      goes on with the next group.
+    - When the database fails, or does not answer for long, each caller of the group gets the
+      UnavailableError, and the writer goes on with the next group.
     - A caller that is cancelled stops neither the writer nor its group; its write may still happen.
 
     Args:
@@ -72,6 +72,7 @@ class GroupWriter:
         self._waiting: deque[_Waiting] = deque()
         self._room = asyncio.Semaphore(MAX_WAITING)
         self._wake = asyncio.Event()
+        self._began: float | None = None  # the transaction that is under way
         self._closing = False
         self._task = asyncio.create_task(self._run(), name="sql-storage-writer")
 
@@ -88,6 +89,20 @@ class GroupWriter:
         self._waiting.append((write, done))
         self._wake.set()
         return await done
+
+    def check(self) -> None:
+        """Raises UnavailableError while a group waits for the database longer than that may take.
+
+        Nothing else is written meanwhile.
+        """
+        timeout = self._database.timeout
+        if timeout is None or self._began is None:
+            return
+        took = time.monotonic() - self._began
+        if took > timeout:
+            raise UnavailableError(
+                f"the storage has not answered a write for {took:.1f}s; try again", retry_after=1.0
+            )
 
     async def close(self) -> None:
         """Finish what was submitted, and take no more."""
@@ -164,13 +179,16 @@ class GroupWriter:
         writes = [write for write, _ in group]
         until = time.monotonic() + self._database.patience
         while True:
+            self._began = time.monotonic()
             try:
                 return await self._database.write(lambda connection: self._do(connection, writes))
             except ContentionError:
                 self._shard = self._any_shard()
                 if len(group) > 1 or time.monotonic() >= until:
                     raise
-                await asyncio.sleep(random.uniform(0.0, CONTENTION_DELAY))
+            finally:
+                self._began = None
+            await asyncio.sleep(random.uniform(0.0, CONTENTION_DELAY))
 
     def _any_shard(self) -> int:
         # Alone nobody queues for a row, and one row is the least to read.

@@ -15,7 +15,13 @@ from sqlalchemy import Executable
 
 from a2a_grpc import pb
 from a2a_grpc.storage.sql import statements
-from a2a_grpc.storage.sql.group import Group, LaterError, Values, Wanted
+from a2a_grpc.storage.sql.group import (
+    Group,
+    LaterError,
+    OldestChangedError,
+    Values,
+    Wanted,
+)
 from a2a_grpc.storage.sql.rows import SNAPSHOT_FLOOR, TaskRow, column_time
 from a2a_grpc.storage.values import (
     Commit,
@@ -85,8 +91,8 @@ class ChangePushConfig(Write[None]):
 
 
 @dataclass(slots=True)
-class Admit(Write[Operation]):
-    """Record an operation, unless there is a duplicate."""
+class Admit(Write[Operation | str]):
+    """Record an operation, unless there is a duplicate; then the id of that."""
 
     operation: Operation
     request: Values
@@ -100,23 +106,24 @@ class Admit(Write[Operation]):
     def collect(self, wanted: Wanted) -> None:
         wanted.numbers += 1
         wanted.operations.add(self.operation.id)
-        if self.duplicates_since is not None and self.operation.deduplication_key:
-            wanted.deduplication_keys.add(self.operation.deduplication_key)
+        if self.operation.deduplication_key:
+            # Locked by all, so that whoever looks finds also what is not committed yet.
+            wanted.new_keys.add(self.operation.deduplication_key)
+            if self.duplicates_since is not None:
+                wanted.deduplication_keys.add(self.operation.deduplication_key)
         if self.push_config is not None:
             self.push_config.collect(wanted)
 
-    def apply(self, group: Group) -> Operation:
+    def apply(self, group: Group) -> Operation | str:
         # A caller may try again what it got no answer to.
         known = group.operations.get(self.operation.id)
         if known is None and self.duplicates_since is not None:
             known = group.newest_by_key.get(self.operation.deduplication_key)
-            if known is not None and (
-                known.operation.is_refused or known.operation.created_at < self.duplicates_since
-            ):
+            if known is not None and (known.is_refused or known.created_at < self.duplicates_since):
                 known = None
         if known is not None:
-            return known.operation.copy()
-        group.admit(self.operation.copy(), self.request)
+            return known.id
+        group.admit(self.operation, self.request)
         if self.push_config is not None:
             self.push_config.apply(group)
         return self.operation
@@ -134,7 +141,7 @@ class RefuseOperation(Write[bool]):
 
     def apply(self, group: Group) -> bool:
         found = group.operations.get(self.operation_id)
-        if found is None or found.operation.state is not OperationState.QUEUED:
+        if found is None or found.state is not OperationState.QUEUED:
             return False
         group.finish(self.operation_id, self.outcome)
         return True
@@ -153,13 +160,19 @@ class StartedTurn(NamedTuple):
 class StartTurn(Write[StartedTurn | Operation | None]):
     """Begin an attempt at the oldest operation of a task.
 
+    `operation` is that one as it was read before: a request never changes, and may be large.
     `started` is what became of the last try, also if nobody can tell whether that was kept;
     `given_up` is for whoever submitted it.
     """
 
     task_id: str
+    operation: Operation | None = None
     started: StartedTurn | None = None
     given_up: bool = False
+
+    @property
+    def size(self) -> int:
+        return 0 if self.operation is None else self.operation.request.ByteSize()
 
     def collect(self, wanted: Wanted) -> None:
         self.started = None
@@ -170,9 +183,13 @@ class StartTurn(Write[StartedTurn | Operation | None]):
         found = group.oldest.get(self.task_id)
         if found is None:
             return None
-        operation, row = found.operation, group.tasks.get(self.task_id)
-        if operation.state is OperationState.DONE:
-            raise LaterError(f"the oldest operation of task {self.task_id!r} is another one now")
+        if self.operation is None or (
+            found.id != self.operation.id or found.state is OperationState.DONE
+        ):
+            raise OldestChangedError(f"task {self.task_id!r} goes on with another operation")
+        operation, row = self.operation.copy(), group.tasks.get(self.task_id)
+        operation.attempts, operation.handed_back = found.attempts, found.handed_back
+        operation.state = found.state
         if row is not None and row.owner != group.replica and group.is_held(row):
             return None
         if found.home not in (None, group.replica) and group.lives(found.home):
@@ -183,7 +200,9 @@ class StartTurn(Write[StartedTurn | Operation | None]):
                 group.touch(row)
             outcome = finished_task_outcome(row.head(held=False), operation.attempts)
             group.finish(operation.id, outcome)
-            return operation.copy()
+            operation.state, operation.outcome = OperationState.DONE, outcome
+            operation.request = pb.SendMessageRequest()
+            return operation
         if row is None:
             row = group.add_task(operation.task_id, operation.context_id, operation.scope)
         # After that it is there already, or in the Task that the first attempt created.
@@ -192,11 +211,11 @@ class StartTurn(Write[StartedTurn | Operation | None]):
             entry = message_entry(message, version=row.version + 1, sequence=row.sequence)
             group.append(row, [entry])
         group.count_attempt(found, 1)
+        operation.attempts, operation.state = found.attempts, found.state
         row.fence += 1
         row.running, row.owner = True, group.replica
         group.touch(row)
-        copied = operation.copy()
-        self.started = StartedTurn(copied, row.fence, row.version, row.cancel_requested)
+        self.started = StartedTurn(operation, row.fence, row.version, row.cancel_requested)
         return self.started
 
 
@@ -230,14 +249,23 @@ class HandBack(Write[None]):
 
     def apply(self, group: Group) -> None:
         started, row = self.start.started, group.tasks.get(self.start.task_id)
-        if started is None or row is None or not row.running:
+        if started is None:
+            return
+        found = group.operations.get(started.operation.id)
+        if found is not None and found.state is not OperationState.STARTED:
+            found = None
+        if row is None and found is not None:
+            if found.attempts >= started.operation.attempts:
+                # The start ended between the two reads of this group; its row is new.
+                raise LaterError(f"task {self.start.task_id!r} is there by now")
+            return
+        if row is None or not row.running:
             return
         if row.owner != group.replica or row.fence != started.fence:
             return
         row.release()
         group.touch(row)
-        found = group.operations.get(started.operation.id)
-        if found is not None and found.operation.state is OperationState.STARTED:
+        if found is not None:
             group.count_attempt(found, -1)
 
 

@@ -103,6 +103,7 @@ def upgrade() -> None:
         sa.Column("submitted_at", sa.Double, nullable=False),
         sa.Column("submitted_by", ID, nullable=False),
         sa.Column("state", sa.SmallInteger, nullable=False),
+        sa.Column("done_at", sa.Double),
         sa.Column("outcome_kind", sa.SmallInteger),
         sa.Column("outcome_version", sa.Integer),
         sa.Column("outcome_payload", sa.LargeBinary),
@@ -116,7 +117,7 @@ def upgrade() -> None:
     )
     _partial("operations_unfinished", "operations", ["task_id", "number"], "state < 2")
     _partial("operations_submitted", "operations", ["number"], "state < 2")
-    _partial("operations_done", "operations", ["created_at"], "state = 2")
+    _partial("operations_done", "operations", ["done_at"], "state = 2")
     op.create_table(
         "replicas",
         sa.Column("id", ID, primary_key=True),
