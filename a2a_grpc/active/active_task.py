@@ -168,11 +168,12 @@ class ActiveTask:
     async def _produce(self) -> None:
         done = False
         try:
-            failures = 0
-            while self._goes_on:
+            failures, served = 0, False
+            # What nobody else may run is still delivered while the process drains.
+            while self._goes_on and not (self._draining and served):
                 try:
                     await self._serve()
-                    failures = 0
+                    failures, served = 0, True
                 except Exception as error:
                     # The record is in storage, with the number of attempts; nobody else may take
                     # the task as long as this process lives, so it is tried again here.
@@ -195,8 +196,7 @@ class ActiveTask:
 
     @property
     def _goes_on(self) -> bool:
-        stops = self._interruption is not None or self._draining or not self._parts.lease.held
-        return self._wanted and not stops
+        return self._wanted and self._interruption is None and self._parts.lease.held
 
     async def _settle_all(self, done: bool) -> None:
         while self._deliveries:
