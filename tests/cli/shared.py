@@ -10,7 +10,7 @@ from pathlib import Path
 
 SHARED = """
 import os
-from a2a_grpc import A2AServer, InMemoryBroker, InMemoryStorage, ServerSettings
+from a2a_grpc import A2AServer, InMemoryBroker, InMemoryBus, InMemoryStorage, ServerSettings
 
 class Storage(InMemoryStorage):
     lease = 5.0
@@ -35,7 +35,11 @@ async def which(context):
 agent = which
 settings = ServerSettings()
 """
-SERVER = "server = A2AServer(agent, storage=Storage(), broker=Broker(), settings=settings)\n"
+SERVER = """
+server = A2AServer(
+    agent, storage=Storage(), broker=Broker(), bus=InMemoryBus(), settings=settings
+)
+"""
 
 
 def write_shared(directory: Path, source: str = "") -> Path:
